@@ -1,0 +1,288 @@
+"""Run configuration: one YAML file a run, typed, overridable, fingerprinted.
+
+Invariant: a value that isn't declared here can't be set, and a run's resolved configuration, dumped as
+JSON, is everything that distinguishes it from another run of the same code. Unknown keys are refused
+with the nearest known name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+class ConfigError(ValueError):
+    """A configuration that can't be used; the message names the key and the way out."""
+
+
+class _Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    pass
+
+
+class Nats(_Section):
+    url: str = "nats://127.0.0.1:4222"
+    connect_timeout: Seconds = 5.0
+    publish_timeout: Seconds = 10.0
+
+
+class Model(_Section):
+    folder: str = ""
+    """Hugging Face model folder: weights, config.json, tokenizer.json, chat template. Relative to the run's folder."""
+    max_model_len: Positive = 1024
+
+
+class Tasks(_Section):
+    domains: tuple[str, ...] = ("travel", "retail")
+    train: Positive = 160
+    """Candidate training tasks, over all domains."""
+    heldout: Positive = 64
+
+
+class Limits(_Section):
+    """Bounds of one episode. Turn and token bounds are scored; the waits (seconds) are system errors."""
+
+    agent_turns: Positive = 12
+    user_turns: Positive = 6
+    turn_tokens: Positive = 96
+    episode_tokens: Positive = 900
+    """Whole stream, prompt included."""
+    episode: Seconds = 120.0
+    generate: Seconds = 60.0
+    tool_call: Seconds = 10.0
+    user: Seconds = 60.0
+    grader: Seconds = 10.0
+
+
+class SamplingConfig(_Section):
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    top_k: int = -1
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+class UserModel(_Section):
+    kind: Literal["scripted", "llm"] = "scripted"
+    endpoint: str = ""
+    """OpenAI-compatible base URL; needed when ``kind`` is ``llm``."""
+    model: str = ""
+    api_key_env: str = ""
+    """Name of the environment variable that holds the key."""
+    temperature: float = 0.3
+
+
+class Rollout(_Section):
+    groups: Positive = 8
+    group_size: Annotated[int, Meta(ge=2)] = 8
+    concurrency: Positive = 144
+    """Episodes at once."""
+    max_groups: Positive = 24
+    """Bound on groups launched in one step, replacements included."""
+    at_bound: Literal["short", "stop"] = "short"
+    """At the bound with too few informative groups: publish the short batch, or stop with a diagnosis."""
+    sample_retries: Annotated[int, Meta(ge=0)] = 3
+    """Times one sample may run again after a system error."""
+    retry_backoff: Seconds = 0.5
+    batch: Seconds = 1800.0
+    """Bound on one step's rollouts, and on waiting for an actor at its policy version."""
+    sampling: SamplingConfig = SamplingConfig()
+    limits: Limits = Limits()
+    user: UserModel = UserModel()
+
+
+class Curation(_Section):
+    attempts: Positive = 8
+    """Probe attempts a candidate task."""
+    keep: tuple[str, ...] = ("difficult", "intermediate", "frequently_solved")
+    min_clean: Positive = 4
+
+
+class Optimizer(_Section):
+    learning_rate: Annotated[float, Meta(gt=0)] = 1e-6
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    clip_norm: Annotated[float, Meta(gt=0)] = 1.0
+    warmup_steps: Annotated[int, Meta(ge=0)] = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay to zero over the run's steps, after the warm-up."""
+    memory: Literal["device", "pinned_host"] = "device"
+    """Where optimizer state lives."""
+
+
+class Loss(_Section):
+    clip_low: Annotated[float, Meta(gt=0)] = 0.2
+    clip_high: Annotated[float, Meta(gt=0)] = 0.2
+    dual_clip: float | None = 3.0
+    truncated_is: float | None = None
+    """Cap of the truncated importance weight between learner and behaviour log-probabilities; None: off."""
+
+
+class Learner(_Section):
+    mesh: str = "1x1"
+    """data x model."""
+    steps: Positive = 50
+    row_tokens: Positive = 1024
+    """Length of a packed row."""
+    rows_per_microbatch: Positive = 8
+    logprob_chunk: Positive = 512
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    param_memory: Literal["device", "pinned_host"] = "device"
+    weights_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the weights pushed to the actors."""
+    checkpoint_every: Positive = 5
+    keep_checkpoints: Positive = 2
+    keep_weights: Positive = 3
+    """Pushed policy versions kept on disk (version 0 and the last are always kept)."""
+    batch_timeout: Seconds = 3600.0
+    proof_tolerance: Annotated[float, Meta(gt=0)] = 0.05
+    optimizer: Optimizer = Optimizer()
+    loss: Loss = Loss()
+
+
+class WarmStart(_Section):
+    """Supervised warm start of the base policy on imperfect scripted demonstrations."""
+
+    steps: Positive = 600
+    batch: Positive = 8
+    muon_rate: Annotated[float, Meta(gt=0)] = 0.02
+    adam_rate: Annotated[float, Meta(gt=0)] = 5e-3
+    warmup: Annotated[int, Meta(ge=0)] = 30
+    other_tokens_weight: Fraction = 0.1
+    """Loss weight of tokens that are not the agent's."""
+
+
+class Actor(_Section):
+    urls: tuple[str, ...] = ()
+    """Attach to these servers; empty: start one of our own."""
+    port: int = 8100
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    max_num_seqs: Positive = 64
+    kv_cache_gib: Positive = 1
+    extra_args: tuple[str, ...] = ()
+    start_timeout: Seconds = 600.0
+    health_every: Seconds = 2.0
+    health_failures: Positive = 3
+    update_timeout: Seconds = 120.0
+
+
+class Evaluation(_Section):
+    repeat: Positive = 8
+    concurrency: Positive = 64
+    token_price: float = 1.0
+    """Price of a million tokens, for the cost figures."""
+
+
+class Config(_Section):
+    run: str
+    seed: int = 0
+    folder: str = "runs"
+    """A run's files live in ``folder/run``."""
+    nats: Nats = Nats()
+    model: Model = Model()
+    tasks: Tasks = Tasks()
+    curation: Curation = Curation()
+    rollout: Rollout = Rollout()
+    learner: Learner = Learner()
+    warmstart: WarmStart = WarmStart()
+    actor: Actor = Actor()
+    evaluation: Evaluation = Evaluation()
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return Path(self.folder) / self.run
+
+    def fingerprint(self) -> str:
+        """First 16 hex digits of the sha256 of the resolved configuration."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+
+
+def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """Read a YAML file and apply ``key.path=value`` overrides (values are YAML).
+
+    Raises :class:`ConfigError` naming the file, the key, and the nearest known name of an unknown key.
+    """
+    try:
+        tree = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: a run configuration is a mapping, not {type(tree).__name__}")
+    for override in overrides:
+        _apply(tree, override)
+    return resolve(tree, str(path))
+
+
+def resolve(tree: dict[str, Any], source: str = "configuration") -> Config:
+    """A typed configuration from plain data; raises :class:`ConfigError`."""
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {_explain(str(error))}") from error
+    if not re.fullmatch(r"[a-z0-9-]+", config.run):
+        raise ConfigError(f"{source}: run {config.run!r} is not a slug: lower-case letters, digits and hyphens")
+    if config.rollout.max_groups < config.rollout.groups:
+        raise ConfigError(
+            f"{source}: rollout.max_groups ({config.rollout.max_groups}) is below rollout.groups "
+            f"({config.rollout.groups}), so no batch could ever fill"
+        )
+    if config.rollout.user.kind == "llm" and not (config.rollout.user.endpoint and config.rollout.user.model):
+        raise ConfigError(f"{source}: rollout.user.kind is llm, so rollout.user.endpoint and .model must be set")
+    return config
+
+
+def dump(config: Config) -> str:
+    """The resolved configuration as YAML, with its fingerprint in a comment."""
+    tree = msgspec.to_builtins(config)
+    return f"# fingerprint {config.fingerprint()}\n" + yaml.safe_dump(tree, sort_keys=False)
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, sign, value = override.partition("=")
+    if not sign or not key:
+        raise ConfigError(f"override {override!r} is not KEY=VALUE, for example learner.optimizer.learning_rate=1e-6")
+    *parents, leaf = key.split(".")
+    node = tree
+    for name in parents:
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r}: {name} is a value, not a section")
+    node[leaf] = _scalar(value)
+
+
+def _scalar(text: str) -> Any:
+    # YAML 1.1 reads 1e-6 as a string; people write it as a number.
+    value = yaml.safe_load(text)
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _explain(message: str) -> str:
+    unknown = re.search(r"unknown field `(.+?)`(?: - at `\$\.?(.*?)`)?$", message)
+    if not unknown:
+        return message.replace("`$.", "`")
+    name, where = unknown.group(1), unknown.group(2) or ""
+    section: Any = Config
+    for part in [p for p in where.split(".") if p]:
+        section = {f.name: f.type for f in msgspec.structs.fields(section)}[part]
+    known = [f.name for f in msgspec.structs.fields(section)]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(known)}"
+    return f"unknown key {'.'.join(filter(None, [where, name]))!r}{hint}"

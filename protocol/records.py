@@ -1,0 +1,277 @@
+"""Everything that crosses a process boundary, as typed records.
+
+Invariant: a record is readable JSON. Messages, tool calls, rewards, reasons and timings are plain
+fields; token arrays are little-endian bytes that msgspec writes as base64, in fields of their own.
+Nothing here does I/O, and nothing here imports an array library other than numpy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+FinishReason = Literal["done", "turn_limit", "token_limit", "user_limit"]
+"""Why an episode ended. Each is the policy's own doing and is graded; a system error has no finish reason."""
+
+
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One call as the agent meant it, or as it was refused.
+
+    Exactly one of ``arguments`` and ``error`` is set. A call with an ``error`` never reaches a
+    backend: the agent sees the error as the tool's result.
+    """
+
+    name: str
+    arguments: dict[str, Any] | None = None
+    error: str | None = None
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message of a conversation.
+
+    ``content`` is what the reader of that role sees; ``reasoning`` and ``calls`` belong to assistant
+    messages only; ``name`` and ``is_error`` to tool messages only.
+    """
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    name: str | None = None
+    is_error: bool = False
+
+
+class TokenArrays(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The token stream of one episode (rules 6 to 8 of the design).
+
+    ``ids``       little-endian int32 [T]: the whole stream, prompt first.
+    ``mask``      uint8 [T]: 1 on sampled ids, 0 elsewhere.
+    ``logprobs``  little-endian float32 [sum(mask)]: behaviour log-probability of each sampled id.
+    ``versions``  little-endian int32 [sum(mask)]: policy version that sampled each id.
+    """
+
+    ids: bytes
+    mask: bytes
+    logprobs: bytes
+    versions: bytes
+
+    @classmethod
+    def pack(cls, ids, mask, logprobs, versions) -> TokenArrays:
+        """Encode sequences; raises ``ValueError`` when their lengths contradict each other."""
+        ids = np.asarray(ids, "<i4")
+        mask = np.asarray(mask, "u1")
+        logprobs = np.asarray(logprobs, "<f4")
+        versions = np.asarray(versions, "<i4")
+        sampled = int(mask.sum())
+        if len(ids) != len(mask) or len(logprobs) != sampled or len(versions) != sampled:
+            raise ValueError(
+                f"token arrays disagree: {len(ids)} ids, {len(mask)} mask entries, {sampled} sampled, "
+                f"{len(logprobs)} log-probabilities, {len(versions)} versions"
+            )
+        return cls(ids.tobytes(), mask.tobytes(), logprobs.tobytes(), versions.tobytes())
+
+    def unpack(self) -> UnpackedTokens:
+        """Decode to numpy arrays (read-only views); raises ``ValueError`` on inconsistent lengths."""
+        out = UnpackedTokens(
+            np.frombuffer(self.ids, "<i4"),
+            np.frombuffer(self.mask, "u1"),
+            np.frombuffer(self.logprobs, "<f4"),
+            np.frombuffer(self.versions, "<i4"),
+        )
+        sampled = int(out.mask.sum())
+        if len(out.ids) != len(out.mask) or len(out.logprobs) != sampled or len(out.versions) != sampled:
+            raise ValueError("token arrays disagree in length")
+        return out
+
+
+class UnpackedTokens(msgspec.Struct, frozen=True):
+    """Numpy views of :class:`TokenArrays`; shapes as there."""
+
+    ids: Any
+    mask: Any
+    logprobs: Any
+    versions: Any
+
+
+class ClaimCheck(msgspec.Struct, frozen=True):
+    """Where arrays too large for one message are kept: an object-store name and the sha256 of its bytes."""
+
+    object: str
+    sha256: str
+    size: int
+
+
+class RowChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One row on which the terminal database differs from the expected one.
+
+    ``missing``: expected, not there. ``extra``: there, not expected. ``wrong``: both there, other values;
+    then ``expected`` and ``actual`` hold only the columns that differ.
+    """
+
+    table: str
+    key: tuple[Any, ...]
+    kind: Literal["missing", "extra", "wrong"]
+    expected: dict[str, Any] | None = None
+    actual: dict[str, Any] | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the grader says of a terminal database. No verdict, no reward (rule 2)."""
+
+    reward: float
+    reasons: tuple[str, ...] = ()
+    diff: tuple[RowChange, ...] = ()
+
+
+class TrajectoryId(msgspec.Struct, frozen=True, order=True):
+    """(run, step, group, sample, attempt): publishing one id twice changes nothing (rule 10)."""
+
+    run: str
+    step: int
+    group: int
+    sample: int
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.step}/{self.group}/{self.sample}/{self.attempt}"
+
+
+class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One graded episode."""
+
+    id: TrajectoryId
+    task: str
+    domain: str
+    family: str
+    policy_version: int
+    messages: tuple[Message, ...]
+    verdict: Verdict
+    finish: FinishReason
+    tokens: TokenArrays | None = None
+    claim: ClaimCheck | None = None
+    seed: int = 0
+    actor: str = ""
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+    """Tokens sent to the actor, summed over the episode's requests."""
+    started_at: float = 0.0
+    """Unix seconds."""
+    timings: dict[str, float] = {}
+    """Seconds spent by part: actor, tools, user, grader, total."""
+
+    @property
+    def reward(self) -> float:
+        return self.verdict.reward
+
+
+class Ledger(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where every episode that a step started has ended (rule 3)."""
+
+    started: int
+    trained: int = 0
+    zero_variance: int = 0
+    surplus: int = 0
+    cancelled: int = 0
+    system_error: dict[str, int] = {}
+    """Count by kind of system error."""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` unless the buckets sum to the number started."""
+        total = self.trained + self.zero_variance + self.surplus + self.cancelled + sum(self.system_error.values())
+        if total != self.started:
+            raise ValueError(f"ledger does not sum: {self.started} started, {total} in buckets ({self})")
+
+
+class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One launched group: its task, its whole set of samples, and the bucket it ended in."""
+
+    group: int
+    task: str
+    trajectories: tuple[TrajectoryId, ...]
+    rewards: tuple[float, ...]
+    bucket: Literal["trained", "zero_variance", "surplus"]
+
+
+class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The manifest of one synchronous batch. ``groups`` lists every complete group in launch order;
+    the learner trains on those whose bucket is ``trained``."""
+
+    run: str
+    step: int
+    policy_version: int
+    group_size: int
+    groups: tuple[GroupRecord, ...]
+    ledger: Ledger
+    outcome: Literal["full", "short"] = "full"
+    seconds: float = 0.0
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """A token sequence and the learner's log-probabilities on it, by which an actor proves its weights.
+
+    ``ids`` int32 [T]; ``logprobs`` float32 [T - 1], of ids[1:] under the announced weights at temperature 1.
+    """
+
+    ids: bytes
+    logprobs: bytes
+    tolerance: float
+    """Largest mean absolute difference at which an actor may serve."""
+
+
+class PolicyVersion(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Announces policy version ``version``: the weights that step ``version`` is rolled out with."""
+
+    run: str
+    version: int
+    folder: str
+    """Folder of safetensors files with Hugging Face names, and of the model's other files."""
+    sha256: dict[str, str]
+    """Digest of each weight file, by file name."""
+    probe: Probe
+    final: bool = False
+    """True on the last version of a run: no step follows it."""
+
+
+class ActorLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An actor's own load figures."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_use: float = 0.0
+
+
+class ActorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An actor's heartbeat. ``serving`` is true only while its weights are proven (rule 20)."""
+
+    id: str
+    url: str
+    model: str
+    version: int
+    serving: bool
+    load: ActorLoad = ActorLoad()
+    proof: float | None = None
+    """Mean absolute difference of log-probabilities on the probe."""
+    time: float = 0.0
+    note: str = ""
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Live progress, not kept: for terminals and dashboards."""
+
+    kind: str
+    time: float
+    data: dict[str, Any] = {}
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """A record as JSON."""
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes, kind: type):
+    """JSON as a record of ``kind``; raises ``msgspec.ValidationError`` naming the field."""
+    return msgspec.json.decode(data, type=kind)

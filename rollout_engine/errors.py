@@ -1,0 +1,46 @@
+"""The exception tree of the engine, one branch a boundary.
+
+Invariant (rule 1): what the policy can cause is never raised, it is scored. Everything here is a system
+error: the agent had no part in it, that one sample runs again, and the ledger counts it by ``kind``.
+
+    EpisodeSystemError
+      ActorError        the policy server: dead, unreachable, refused, timed out
+      BackendError      the environment: a crashed session, a lost connection, a bound exceeded
+      UserError         the simulated user's model
+      GraderError       no verdict
+    ConfigurationError  bad input before anything starts: names the fault and the way out
+"""
+
+from __future__ import annotations
+
+
+class EpisodeSystemError(Exception):
+    """Something that the policy did not cause ended an episode. ``kind`` names the ledger's bucket."""
+
+    kind = "unknown"
+
+
+class ActorError(EpisodeSystemError):
+    kind = "actor"
+
+
+class BackendError(EpisodeSystemError):
+    kind = "backend"
+
+
+class UserError(EpisodeSystemError):
+    kind = "user"
+
+
+class GraderError(EpisodeSystemError):
+    kind = "grader"
+
+
+class EpisodeTimeout(EpisodeSystemError):
+    """The episode as a whole exceeded its bound without any single wait exceeding its own."""
+
+    kind = "episode-timeout"
+
+
+class ConfigurationError(Exception):
+    """Input that can't be used. The message names the fault and what to do about it."""
