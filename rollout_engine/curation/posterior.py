@@ -1,0 +1,46 @@
+"""What a few probe attempts say about a task's true pass rate.
+
+Invariant: k passes in n attempts give Beta(k + 1/2, n - k + 1/2), Jeffreys' posterior, and the masses of
+any set of bands that tile [0, 1] sum to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import betainc, betaincinv
+
+PRIOR = 0.5
+"""Both shape parameters of Jeffreys' prior for a Bernoulli rate."""
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Beta(alpha, beta) over a pass rate."""
+
+    alpha: float
+    beta: float
+
+    def masses(self, edges: Sequence[float]) -> tuple[float, ...]:
+        """Mass of each band that inner ``edges`` (rising, in (0, 1)) cut [0, 1] into: len(edges) + 1 values."""
+        below = betainc(self.alpha, self.beta, np.array([0.0, *edges, 1.0]))
+        return tuple(float(mass) for mass in np.diff(below))
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Equal-tailed credible interval."""
+        tail = (1 - level) / 2
+        low, high = betaincinv(self.alpha, self.beta, np.array([tail, 1 - tail]))
+        return float(low), float(high)
+
+    @property
+    def mean(self) -> float:
+        return self.alpha / (self.alpha + self.beta)
+
+
+def jeffreys(attempts: int, passes: int) -> Posterior:
+    """Posterior after ``passes`` of ``attempts``; raises ``ValueError`` for an impossible count."""
+    if not 0 <= passes <= attempts:
+        raise ValueError(f"{passes} passes of {attempts} attempts")
+    return Posterior(passes + PRIOR, attempts - passes + PRIOR)

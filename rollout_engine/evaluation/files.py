@@ -1,0 +1,48 @@
+"""Where curation and evaluation keep what they make, inside a run's folder.
+
+Invariant: these paths are made only here, and depend on the configuration alone, so that each verb finds
+what another one left.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protocol.config import Config
+
+
+def probe_file(config: Config) -> Path:
+    """Probe attempts: one row an attempt."""
+    return config.path / "probe.jsonl"
+
+
+def pool_file(config: Config) -> Path:
+    return config.path / "pool.json"
+
+
+def evaluation_file(config: Config, label: str) -> Path:
+    """Evaluation attempts of the policy called ``label``: base, trained."""
+    return config.path / "evaluation" / f"{label}.jsonl"
+
+
+def transcripts_file(attempts: Path) -> Path:
+    """Whole trajectories of a file of attempts, beside it; a re-run attempt's later line counts."""
+    return attempts.with_suffix(".transcripts.jsonl")
+
+
+def seconds_file(config: Config) -> Path:
+    """Wall seconds by stage of the main job: ``{stage: seconds}``."""
+    return config.path / "seconds.json"
+
+
+def metrics_file(config: Config) -> Path:
+    """The learner's metrics, one JSON line an update."""
+    return config.path / "learner" / "metrics.jsonl"
+
+
+def report_file(config: Config) -> Path:
+    return config.path / "report.json"
+
+
+def page_file(config: Config) -> Path:
+    return config.path / "report.html"

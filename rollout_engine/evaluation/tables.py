@@ -1,0 +1,148 @@
+"""The report's figures in a terminal, and how every figure is written.
+
+Invariant: shares are shown in percent, their changes in points, counts and tokens as factors or percent;
+a figure that doesn't exist is a dash, never a zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+DASH = "–"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def points(change: float) -> str:
+    return f"{100 * change:+.1f} points"
+
+
+def count(value: float | None) -> str:
+    """Whole number with thin spaces between thousands."""
+    return DASH if value is None else f"{value:,.0f}".replace(",", "\u202f")
+
+
+def factor(before: float | None, after: float | None) -> str:
+    """``after`` over ``before``: ×2.8; a dash when there is nothing to divide by."""
+    return f"×{after / before:.2f}" if before and after is not None else DASH
+
+
+def relative(before: float | None, after: float | None) -> str:
+    """Change in percent: -43 %."""
+    return f"{100 * (after / before - 1):+.0f} %" if before and after is not None else DASH
+
+
+def headline_rows(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(figure, before, after, change) of the published headline."""
+    base, trained = report["base"], report["trained"]
+    k = base["attempts_per_task"]
+
+    def share(name: str) -> tuple[str, str, str]:
+        return percent(base[name]), percent(trained[name]), points(trained[name] - base[name])
+
+    def tokens(name: str) -> tuple[str, str, str]:
+        return count(base[name]), count(trained[name]), relative(base[name], trained[name])
+
+    observed = (_observed(base), _observed(trained), factor(base["observed_all"], trained["observed_all"]))
+    return [
+        ("pass@1", *share("pass_at_1")),
+        (f"pass@{k}", *share("pass_at_k")),
+        (f"observed {k}/{k}", *observed),
+        ("tokens per success", *tokens("tokens_per_success")),
+        ("tokens per reliable task", *tokens("tokens_per_reliable_task")),
+    ]
+
+
+def headline_table(report: Mapping[str, Any]) -> Table:
+    base, trained = report["base"], report["trained"]
+    title = f"{report['run']}: {base['tasks']} held-out tasks × {base['attempts_per_task']} attempts"
+    table = Table(title=title, title_style="bold", title_justify="left")
+    table.add_column("")
+    for policy in (base, trained):
+        table.add_column(policy["policy"]["label"], justify="right")
+    table.add_column("change", justify="right")
+    for row in headline_rows(report):
+        table.add_row(*row)
+    return table
+
+
+def family_table(report: Mapping[str, Any]) -> Table:
+    """pass@1 and observed k/k by family, deepest fall first, those that fell marked."""
+    k = report["base"]["attempts_per_task"]
+    halved = {fall["family"] for fall in report["families_fallen"] if fall["under_half"]}
+    table = Table(title="By family", title_style="bold", title_justify="left")
+    table.add_column("family")
+    for column in ("tasks", "pass@1 before", "after", "change", f"{k}/{k} before", "after"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for family, old, new in sorted_families(report):
+        change = new["pass_at_1"] - old["pass_at_1"]
+        mark = Text("fell under half", "bold red") if family in halved else Text("fell", "red") if change < 0 else ""
+        table.add_row(
+            family,
+            str(old["tasks"]),
+            percent(old["pass_at_1"]),
+            percent(new["pass_at_1"]),
+            points(change),
+            str(old["observed_all"]),
+            str(new["observed_all"]),
+            mark,
+        )
+    return table
+
+
+def sorted_families(report: Mapping[str, Any]) -> list[tuple[str, dict, dict]]:
+    """(family, base figures, trained figures), the deepest fall of pass@1 first."""
+    families = [(family, both["base"], both["trained"]) for family, both in report["families"].items()]
+    return sorted(families, key=lambda item: (item[2]["pass_at_1"] - item[1]["pass_at_1"], item[0]))
+
+
+def campaign_table(figures: Mapping[str, Any]) -> Table:
+    """One campaign alone: the headline with its intervals, over all and by domain."""
+    k = figures["attempts_per_task"]
+    label = figures["policy"]["label"]
+    table = Table(title=f"{label}: {figures['tasks']} tasks × {k} attempts", title_style="bold", title_justify="left")
+    table.add_column("")
+    for column in ("tasks", "pass@1", f"pass@{k}", f"observed {k}/{k}", "tokens per success"):
+        table.add_column(column, justify="right")
+    low, high = figures["intervals"]["pass_at_1"]
+    rate = f"{percent(figures['pass_at_1'])} ({100 * low:.1f}–{100 * high:.1f})"
+    table.add_row("all", *_campaign_cells(figures, rate), end_section=True)
+    for domain, scope in figures["domains"].items():
+        table.add_row(domain, *_campaign_cells(scope, percent(scope["pass_at_1"])))
+    return table
+
+
+def histogram_table(histogram: Mapping[str, int], kept: Mapping[str, int], keep: tuple[str, ...]) -> Table:
+    """Candidates by band as bars; ``kept``: tasks that made the pool, by band."""
+    table = Table(title="Candidates by difficulty", title_style="bold", title_justify="left", box=None)
+    table.add_column("band")
+    table.add_column("tasks", justify="right")
+    table.add_column("")
+    table.add_column("in the pool", justify="right")
+    widest = max([1, *histogram.values()])
+    for band, tasks in histogram.items():
+        style = "green" if band in keep else "dim"
+        bar = Text("█" * round(40 * tasks / widest), style)
+        table.add_row(Text(band.replace("_", " "), style), str(tasks), bar, str(kept.get(band, 0)))
+    return table
+
+
+def _campaign_cells(scope: Mapping[str, Any], rate: str) -> list[str]:
+    return [
+        str(scope["tasks"]),
+        rate,
+        percent(scope["pass_at_k"]),
+        str(scope["observed_all"]),
+        count(scope["tokens_per_success"]),
+    ]
+
+
+def _observed(figures: Mapping[str, Any]) -> str:
+    return f"{figures['observed_all']} ({percent(figures['observed_all_share'])})"
