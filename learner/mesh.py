@@ -1,0 +1,91 @@
+"""The named mesh (data, model) and where every array lives on it.
+
+Invariant: the mesh changes where numbers are, never what they are. One rule per leaf decides a parameter's
+sharding; gradients and optimizer state follow their parameter. On a 1x1 mesh every rule here is the identity.
+"""
+
+from __future__ import annotations
+
+import re
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from protocol.config import ConfigError
+
+DATA, MODEL = "data", "model"
+
+
+def parse_mesh(text: str) -> tuple[int, int]:
+    """``"3x8"`` as (3, 8); raises :class:`ConfigError`."""
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if not match:
+        raise ConfigError(f"mesh {text!r} is not DATAxMODEL, for example 1x1 or 3x8")
+    return int(match[1]), int(match[2])
+
+
+def make_mesh(text: str) -> Mesh:
+    """The mesh named by ``text`` over the first devices; raises :class:`ConfigError` when there are too few."""
+    rows, columns = parse_mesh(text)
+    devices = jax.devices()
+    if rows * columns > len(devices):
+        raise ConfigError(
+            f"mesh {text} needs {rows * columns} devices and JAX sees {len(devices)} ({devices[0].platform}); "
+            f"on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count={rows * columns} makes virtual ones"
+        )
+    return jax.make_mesh(
+        (rows, columns), (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto), devices=devices[: rows * columns]
+    )
+
+
+def leaf_spec(shape: tuple[int, ...], mesh: Mesh, stacked: bool = False) -> PartitionSpec:
+    """How one parameter is split: its largest dimension that all devices divide, over all devices; else its
+    largest that ``model`` divides, over ``model``; else not at all. Vectors are replicated (a norm's scale is
+    worth less than the collective that gathers it), and the leading layer axis of a ``stacked`` leaf is never
+    split, because the scan over layers reads it one layer at a time."""
+    first = 1 if stacked else 0
+    if len(shape) - first < 2:
+        return PartitionSpec()
+    by_size = sorted(range(first, len(shape)), key=lambda axis: -shape[axis])
+    for names in ((DATA, MODEL), (MODEL,)):
+        parts = 1
+        for name in names:
+            parts *= mesh.shape[name]
+        for axis in by_size:
+            if shape[axis] % parts == 0:
+                return PartitionSpec(*[None] * axis, names)
+    return PartitionSpec()
+
+
+def param_shardings(params, mesh: Mesh, memory: str = "device"):
+    """A tree of :class:`NamedSharding` for a parameter tree (arrays or shapes), in memory kind ``memory``."""
+
+    def sharding(path, leaf):
+        stacked = any(getattr(key, "key", None) == "layers" for key in path)
+        return NamedSharding(mesh, leaf_spec(leaf.shape, mesh, stacked), memory_kind=memory_kind(mesh, memory))
+
+    return jax.tree_util.tree_map_with_path(sharding, params)
+
+
+def memory_kind(mesh: Mesh, memory: str) -> str:
+    """``memory`` as the devices of ``mesh`` call it: their default kind for ``"device"``."""
+    return mesh.devices.flat[0].default_memory().kind if memory == "device" else memory
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def rows_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows of packed tokens [rows, ...] are split over ``data``."""
+    return NamedSharding(mesh, PartitionSpec(DATA))
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Ask for ``x`` to be split along ``axes`` of the mesh in scope; axes that don't divide their dimension
+    are dropped, and without a mesh (a parity test, a laptop's notebook) ``x`` is returned as it is."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    spec = [name if name and x.shape[i] % mesh.shape[name] == 0 else None for i, name in enumerate(axes)]
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
