@@ -22,7 +22,7 @@ KNOWN = (ConfigError, ConfigurationError, BusError, LogError, EpisodeSystemError
 
 @contextmanager
 def exit_on_known_fault(verb: str) -> Iterator[None]:
-    """Print a known fault, alone or in exception groups, as ``verb: message`` and exit with 2; Ctrl-C exits with 130."""
+    """Print a known fault, alone or in exception groups, as ``verb: message``; exit with 2, or with 130 on Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
