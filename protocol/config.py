@@ -34,6 +34,11 @@ class Nats(_Section):
     url: str = "nats://127.0.0.1:4222"
     connect_timeout: Seconds = 5.0
     publish_timeout: Seconds = 10.0
+    """Bound on one request; one that goes unanswered is sent again."""
+    reconnect: Seconds = 60.0
+    """Bound on riding out a lost server, over all retries of one operation."""
+    wait: Seconds = 3600.0
+    """Bound on waiting for a policy version or a batch whose caller names none of its own."""
 
 
 class Model(_Section):
@@ -153,6 +158,7 @@ class Learner(_Section):
 class WarmStart(_Section):
     """Supervised warm start of the base policy on imperfect scripted demonstrations."""
 
+    demonstrations: Positive = 5000
     steps: Positive = 600
     batch: Positive = 8
     muon_rate: Annotated[float, Meta(gt=0)] = 0.02

@@ -19,7 +19,7 @@ from protocol.config import Limits
 from protocol.records import FinishReason, Message, ToolCall, Trajectory, TrajectoryId, Verdict
 from rollout_engine.actors.policy import GenerateRequest, Policy, Sampling
 from rollout_engine.bounds import bound
-from rollout_engine.environments.registry import domain
+from rollout_engine.environments.catalogue import domain
 from rollout_engine.environments.session import Session, open_session
 from rollout_engine.environments.task import Task
 from rollout_engine.errors import ActorError, BackendError, EpisodeTimeout, GraderError, UserError

@@ -16,7 +16,7 @@ import numpy as np
 from protocol.records import Message, ToolCall
 from rollout_engine.actors.policy import Generation
 from rollout_engine.environments.backend import Backend
-from rollout_engine.environments.registry import domain
+from rollout_engine.environments.catalogue import domain
 from rollout_engine.environments.task import Say, Task, Turn
 from rollout_engine.tokens.conversation import Conversation
 from rollout_engine.tokens.interpretation import render_call
@@ -61,7 +61,7 @@ async def play(
     where, user = domain(task.domain), scripted_user(task)
     conversation = Conversation(template, where.policy, where.tools)
     conversation.observe(Message("user", task.opening))
-    backend = Backend(task)
+    backend = Backend(where, task.rows)
     for turn in script:
         text = turn.text if isinstance(turn, Say) else render_call(turn)
         ids = [*template.encode(text), template.stop_ids[0]]

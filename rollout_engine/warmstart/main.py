@@ -1,0 +1,96 @@
+"""``bin/demonstrations``: the tiny policy's model folder and its imperfect demonstrations.
+
+The demonstrations' tasks are training tasks, but none of the candidates that the run probes and trains on.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import trio
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.progress import track
+
+from protocol import config as configuration
+from protocol.config import Config
+from rollout_engine.cli.failures import exit_on_known_fault
+from rollout_engine.engine import model_folder
+from rollout_engine.environments.catalogue import domain
+from rollout_engine.environments.registry import generate
+from rollout_engine.environments.task import Task
+from rollout_engine.tokens.template import ChatTemplate
+from rollout_engine.warmstart.demonstrations import choose_script, main_slip_rate, play, stack
+from rollout_engine.warmstart.model_folder import write_model_folder
+from rollout_engine.warmstart.vocabulary import build_tokenizer, phrases
+
+app = App(name="demonstrations", help=__doc__)
+console = Console()
+
+SURVEYED = 200
+"""Tasks whose whole conversations are read for recurring phrases."""
+
+
+@app.default
+def demonstrations(
+    *,
+    config: Annotated[Path, Parameter(help="The run's YAML file.")],
+    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
+) -> None:
+    """Write the base model's folder (without weights) and demonstrations.npz into it."""
+    with exit_on_known_fault("demonstrations"):
+        trio.run(_make, configuration.load(config, set))
+
+
+async def _make(config: Config) -> None:
+    folder, wanted = model_folder(config), config.warmstart.demonstrations
+    candidates = config.tasks.train
+    tasks = generate(config.tasks.domains, "train", candidates + wanted, config.seed)[candidates:]
+    await make_folder(folder, tasks[:SURVEYED], config)
+    template = ChatTemplate.from_folder(folder)
+    rng = random.Random(config.seed)
+    digits = set(template.encode("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+    played = []
+    for task in track(tasks, "demonstrations", console=console):
+        script = choose_script(task, main_slip_rate(task), rng)
+        demonstration, _ = await play(template, task, script, digits.__contains__)
+        played.append(demonstration)
+    arrays = stack(played)
+    np.savez(folder / "demonstrations.npz", **arrays)
+    lengths = np.diff(arrays["offsets"])
+    console.print(
+        f"{len(played)} demonstrations of {lengths.mean():.0f} tokens (longest {lengths.max()}), "
+        f"{(arrays['mask'] > 0).sum() / len(played):.0f} of them the agent's; "
+        f"vocabulary {template.vocab_size} in {folder}"
+    )
+
+
+async def make_folder(folder: Path, tasks: list[Task], config: Config) -> None:
+    """Write the model folder, with a vocabulary drawn from what ``tasks`` show an agent."""
+    lines = _fixed_lines(config)
+    # A tokenizer of bytes alone writes the first conversations, from which the phrases are taken.
+    write_model_folder(folder, build_tokenizer(lines, []), config.model.max_model_len)
+    template = ChatTemplate.from_folder(folder)
+    texts = []
+    for task in tasks:
+        for script in (task.script, *(slip.script for slip in task.slips)):
+            _, conversation = await play(template, task, script, lambda id: False)
+            texts.append(template.decode(conversation.prompt_ids))
+    write_model_folder(folder, build_tokenizer(lines, phrases(texts, at_least=2)), config.model.max_model_len)
+
+
+def _fixed_lines(config: Config) -> list[str]:
+    """Lines of the system prompts, each of which becomes one token."""
+    lines = ["<tools>\n", "</tools>"]
+    for name in config.tasks.domains:
+        where = domain(name)
+        lines += [line + "\n" for line in where.policy.splitlines()]
+        lines += [f"{tool['name']}({', '.join(tool['parameters'].get('properties', {}))})\n" for tool in where.tools]
+    return lines
+
+
+if __name__ == "__main__":
+    app()
