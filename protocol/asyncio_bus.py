@@ -1,0 +1,292 @@
+"""The log of one run over an open connection: records in, records out (asyncio).
+
+Invariant: a trajectory, a batch and a policy version each enter the log at most once, for ever (rule 10),
+and whatever is read was read from the log, not remembered (rule 12).
+
+Use :mod:`protocol.bus` (trio or asyncio) or :mod:`learner.batches` (blocking); both stand on this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from nats.js import api
+from nats.js.errors import APIError, BucketNotFoundError, NotFoundError
+from nats.js.kv import _is_key_valid as is_key_valid
+
+from protocol import subjects
+from protocol.claims import ClaimStore
+from protocol.config import Nats
+from protocol.connection import Connection, Stored, publish_headers
+from protocol.consumer import BatchConsumer
+from protocol.errors import RecordDamaged, RecordMissing, RunNotFound, WaitExpired
+from protocol.records import (
+    ActorStatus,
+    Batch,
+    Event,
+    PolicyVersion,
+    Trajectory,
+    TrajectoryId,
+    decode,
+    encode,
+)
+
+_NAME_IN_USE = 10058
+_READERS = 16
+"""Records read at once by :meth:`AsyncioBus.fetch`."""
+
+
+class AsyncioBus:
+    """One run's log. Every method may raise the errors of :mod:`protocol.errors`."""
+
+    def __init__(self, config: Nats, run: str):
+        self.run = subjects.check_run(run)
+        self.config = config
+        self.stream = subjects.stream(run)
+        self.connection = Connection(config)
+        self.claims = ClaimStore(self.connection, subjects.objects_bucket(run))
+        self.consumer = BatchConsumer(self.connection, self.stream, run)
+        self._actors_stream = f"KV_{subjects.actors_bucket(run)}"
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def open(self, create: bool = True) -> None:
+        """Connect, and create the run's stream and buckets where absent.
+
+        ``create=False`` raises :class:`RunNotFound` instead, naming the runs that the server holds.
+        """
+        await self.connection.open()
+        try:
+            await self.connection.retry(f"opening run {self.run}", lambda: self._establish(create))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        await self.consumer.close()
+        await self.connection.close()
+
+    async def _establish(self, create: bool) -> None:
+        js = self.connection.js
+        try:
+            await js.stream_info(self.stream)
+        except NotFoundError as error:
+            if not create:
+                held = await self._runs()
+                raise RunNotFound(
+                    f"the NATS server at {self.config.url} holds no run {self.run!r}; "
+                    + (f"it holds: {', '.join(held)}" if held else "it holds none")
+                ) from error
+            await _created(
+                js.add_stream(
+                    name=self.stream,
+                    subjects=subjects.stream_subjects(self.run),
+                    storage=api.StorageType.FILE,
+                    retention=api.RetentionPolicy.LIMITS,
+                    # A full disk refuses new records; it never drops old ones.
+                    discard=api.DiscardPolicy.NEW,
+                    allow_direct=True,
+                )
+            )
+        if not create:
+            return
+        try:
+            await js.key_value(subjects.actors_bucket(self.run))
+        except BucketNotFoundError:
+            await _created(js.create_key_value(bucket=subjects.actors_bucket(self.run), history=1, direct=True))
+        try:
+            await js.object_store(subjects.objects_bucket(self.run))
+        except BucketNotFoundError:
+            await _created(js.create_object_store(subjects.objects_bucket(self.run)))
+        await self.consumer.establish()
+
+    async def _runs(self) -> list[str]:
+        # Bounded by one page (256 streams): this is for an error message.
+        names = [info.config.name or "" for info in await self.connection.js.streams_info()]
+        return sorted(name.removeprefix("endstate-") for name in names if name.startswith("endstate-"))
+
+    # -- trajectories ------------------------------------------------------------------------------
+
+    async def publish_trajectory(self, trajectory: Trajectory) -> bool:
+        """Log one trajectory; False when its (step, group, sample) is in the log already.
+
+        Arrays that don't fit in one message go to the object store (claim check).
+        """
+        self._check(trajectory.id.run)
+        subject, id = subjects.trajectory(trajectory.id), str(trajectory.id)
+        data = encode(trajectory)
+        if trajectory.tokens is not None and not self.connection.fits(data, publish_headers(id, 0)):
+            data = encode(await self.claims.deposit(trajectory))
+        return await self.connection.publish(subject, data, id, last=0) is not None
+
+    async def trajectories(self, step: int, arrays: bool = True) -> list[Trajectory]:
+        """All logged trajectories of a step, by group and sample; ``arrays=False`` leaves claim checks unresolved."""
+        stored = await self.connection.all(self.stream, subjects.trajectories(self.run, step))
+        out = [self._decode(message, Trajectory) for message in stored]
+        return sorted(await self._resolve(out) if arrays else out, key=lambda t: t.id)
+
+    async def fetch(self, ids: Sequence[TrajectoryId]) -> list[Trajectory]:
+        """These trajectories, in this order, arrays in place.
+
+        Raises :class:`RecordMissing` naming the first that the log doesn't hold (or holds of another attempt).
+        """
+        for id in ids:
+            self._check(id.run)
+        return await _gather(self._fetch_one(id) for id in ids)
+
+    async def _fetch_one(self, id: TrajectoryId) -> Trajectory:
+        stored = await self.connection.last(self.stream, subjects.trajectory(id))
+        if stored is None:
+            raise RecordMissing(f"the log of run {self.run} holds no trajectory {id}")
+        trajectory = self._decode(stored, Trajectory)
+        if trajectory.id != id:
+            raise RecordMissing(f"the log of run {self.run} holds {trajectory.id} in the place of trajectory {id}")
+        return await self.claims.resolve(trajectory)
+
+    async def _resolve(self, trajectories: list[Trajectory]) -> list[Trajectory]:
+        return await _gather(self.claims.resolve(trajectory) for trajectory in trajectories)
+
+    async def steps(self) -> list[int]:
+        """Steps of which the log holds a trajectory, ascending."""
+
+        async def attempt() -> dict[str, int]:
+            info = await self.connection.js.stream_info(self.stream, subjects.trajectories(self.run))
+            return info.state.subjects or {}
+
+        found = await self.connection.retry("listing steps", attempt)
+        return sorted({int(subject.split(".")[3]) for subject in found})
+
+    # -- batches -----------------------------------------------------------------------------------
+
+    async def publish_batch(self, batch: Batch) -> bool:
+        """Log a step's manifest; False when the step has one already."""
+        self._check(batch.run)
+        subject = subjects.batch(self.run, batch.step)
+        id = f"{self.run}/batch/{batch.step}"
+        return await self.connection.publish(subject, encode(batch), id, last=0) is not None
+
+    async def batch(self, step: int) -> Batch | None:
+        """A step's manifest, or None."""
+        stored = await self.connection.last(self.stream, subjects.batch(self.run, step))
+        return None if stored is None else self._decode(stored, Batch)
+
+    async def wait_batch(self, step: int, timeout: float | None = None) -> Batch:
+        """A step's manifest, as soon as it is there; :class:`WaitExpired` after ``timeout`` (``nats.wait``) seconds."""
+        bound = self.config.wait if timeout is None else timeout
+        subject = subjects.batch(self.run, step)
+        batch = await self.connection.await_value(subject, lambda: self.batch(step), bound)
+        if batch is None:
+            raise WaitExpired(f"run {self.run}: no batch for step {step} within {bound:g} s. Is bin/rollouts running?")
+        return batch
+
+    # -- policy ------------------------------------------------------------------------------------
+
+    async def publish_policy(self, version: PolicyVersion) -> bool:
+        """Log a policy version; False when the log holds this one or a later one already."""
+        self._check(version.run)
+        subject = subjects.policy(self.run)
+        id = f"{self.run}/policy/{version.version}"
+        while True:
+            stored = await self.connection.last(self.stream, subject)
+            newest = None if stored is None else self._decode(stored, PolicyVersion)
+            if newest is not None and newest.version >= version.version:
+                return False
+            last = 0 if stored is None else stored.sequence
+            if await self.connection.publish(subject, encode(version), id, last) is not None:
+                return True
+
+    async def policy(self) -> PolicyVersion | None:
+        """The newest policy version, or None."""
+        stored = await self.connection.last(self.stream, subjects.policy(self.run))
+        return None if stored is None else self._decode(stored, PolicyVersion)
+
+    async def policies(self) -> list[PolicyVersion]:
+        """Every policy version of the run, ascending."""
+        stored = await self.connection.all(self.stream, subjects.policy(self.run))
+        return [self._decode(message, PolicyVersion) for message in stored]
+
+    async def wait_policy(self, version: int, timeout: float | None = None) -> PolicyVersion:
+        """The newest policy version, as soon as it is ``version`` or later.
+
+        Raises :class:`WaitExpired` after ``timeout`` (``nats.wait``) seconds.
+        """
+        bound = self.config.wait if timeout is None else timeout
+
+        async def read() -> PolicyVersion | None:
+            newest = await self.policy()
+            return newest if newest is not None and newest.version >= version else None
+
+        policy = await self.connection.await_value(subjects.policy(self.run), read, bound)
+        if policy is None:
+            raise WaitExpired(
+                f"run {self.run}: no policy version {version} within {bound:g} s. Is bin/learner running?"
+            )
+        return policy
+
+    # -- actors and progress -----------------------------------------------------------------------
+
+    async def put_actor(self, status: ActorStatus) -> None:
+        """Record an actor's heartbeat under its id."""
+        if not is_key_valid(status.id):
+            raise ValueError(f"actor id {status.id!r} can't be a key: use letters, digits and any of - _ = . /")
+
+        async def attempt() -> None:
+            store = await self.connection.js.key_value(subjects.actors_bucket(self.run))
+            await store.put(status.id, encode(status))
+
+        await self.connection.retry(f"heartbeat of actor {status.id}", attempt)
+
+    async def actors(self) -> list[ActorStatus]:
+        """The last heartbeat of every actor that ever registered, by id; look at ``time`` for its age."""
+        stored = await self.connection.all(
+            self._actors_stream, f"$KV.{subjects.actors_bucket(self.run)}.>", newest=True
+        )
+        return sorted((self._decode(m, ActorStatus) for m in stored if m.data), key=lambda status: status.id)
+
+    async def emit(self, kind: str, data: dict[str, Any]) -> None:
+        """Tell whoever listens now. Not kept, not retried: progress never holds up work."""
+        event = Event(kind, time.time(), data)
+        await self.connection.announce(subjects.event(self.run, kind), encode(event))
+
+    # -- shared ------------------------------------------------------------------------------------
+
+    def _check(self, run: str) -> None:
+        if run != self.run:
+            raise ValueError(f"a record of run {run!r} given to the bus of run {self.run!r}")
+
+    def _decode(self, stored: Stored, kind: type):
+        try:
+            return decode(stored.data, kind)
+        except msgspec.ValidationError as error:
+            raise RecordDamaged(
+                f"{stored.subject} (sequence {stored.sequence}) is not a {kind.__name__} of this version: {error}"
+            ) from error
+
+
+async def _created(creation) -> None:
+    """Await a creation that another process may win."""
+    try:
+        await creation
+    except APIError as error:
+        if error.err_code != _NAME_IN_USE:
+            raise
+
+
+async def _gather(reads: Iterable) -> list:
+    """Run coroutines, ``_READERS`` at a time, in a task group; the first failure, unwrapped, ends them all."""
+    gate = asyncio.Semaphore(_READERS)
+
+    async def read(coroutine):
+        async with gate:
+            return await coroutine
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(read(coroutine)) for coroutine in reads]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
+    return [task.result() for task in tasks]

@@ -1,0 +1,179 @@
+"""The bus: the log of a run, with one interface under trio and under asyncio.
+
+    async with connect(config.nats, run) as bus:
+        await bus.publish_trajectory(trajectory)
+
+Invariant: nothing that was published is lost or doubled, whoever dies: a publish returns once the server has
+stored the record, and publishing it again changes nothing (rule 10). Every wait has a bound, and every failure
+is a :class:`~protocol.errors.BusError`.
+
+nats-py is an asyncio library. Under asyncio it runs in the caller's loop; under trio on a portal thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import sniffio
+
+from protocol.asyncio_bus import AsyncioBus
+from protocol.config import Nats
+from protocol.errors import (
+    BusClosed,
+    BusError,
+    JetStreamMissing,
+    PayloadLimit,
+    RecordDamaged,
+    RecordMissing,
+    RunNotFound,
+    ServerUnreachable,
+    WaitExpired,
+)
+from protocol.portal import Portal
+from protocol.records import ActorStatus, Batch, PolicyVersion, Trajectory, TrajectoryId
+
+__all__ = [
+    "Bus",
+    "BusClosed",
+    "BusError",
+    "Delivery",
+    "JetStreamMissing",
+    "PayloadLimit",
+    "RecordDamaged",
+    "RecordMissing",
+    "RunNotFound",
+    "ServerUnreachable",
+    "WaitExpired",
+    "connect",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A batch delivered by the durable consumer. Unacknowledged, it is delivered again to the next consumer."""
+
+    batch: Batch
+    ack: Callable[[], Awaitable[None]]
+    """Acknowledge, once the update is durable or can be replayed (rule 13)."""
+
+
+class Bus:
+    """A run's log. Made by :func:`connect`. Methods raise the errors of :mod:`protocol.errors`."""
+
+    def __init__(self, core: AsyncioBus, call: Callable[..., Awaitable[Any]]):
+        self._core = core
+        self._call = call
+
+    @property
+    def run(self) -> str:
+        return self._core.run
+
+    async def publish_trajectory(self, trajectory: Trajectory) -> bool:
+        """Log one trajectory. False: its (step, group, sample) is in the log already, maybe of another attempt."""
+        return await self._call(self._core.publish_trajectory, trajectory)
+
+    async def trajectories(self, step: int, arrays: bool = True) -> list[Trajectory]:
+        """All logged trajectories of a step, by group and sample. ``arrays=False`` leaves claim checks unresolved."""
+        return await self._call(self._core.trajectories, step, arrays)
+
+    async def fetch(self, ids: Sequence[TrajectoryId]) -> list[Trajectory]:
+        """These trajectories, in this order, arrays in place; raises :class:`RecordMissing` naming one that isn't."""
+        return await self._call(self._core.fetch, ids)
+
+    async def steps(self) -> list[int]:
+        """Steps of which the log holds a trajectory, ascending."""
+        return await self._call(self._core.steps)
+
+    async def publish_batch(self, batch: Batch) -> bool:
+        """Log a step's manifest. False: the step has one already."""
+        return await self._call(self._core.publish_batch, batch)
+
+    async def batch(self, step: int) -> Batch | None:
+        """A step's manifest, or None."""
+        return await self._call(self._core.batch, step)
+
+    async def wait_batch(self, step: int, timeout: float | None = None) -> Batch:
+        """A step's manifest, as soon as it is there; :class:`WaitExpired` after ``timeout`` (``nats.wait``) seconds."""
+        return await self._call(self._core.wait_batch, step, timeout)
+
+    async def next_batch(self, timeout: float | None = None) -> Delivery:
+        """The first batch not acknowledged yet; :class:`WaitExpired` after ``timeout`` (``nats.wait``) seconds."""
+        consumer = self._core.consumer
+        pulled = await self._call(consumer.next, self._core.config.wait if timeout is None else timeout)
+        return Delivery(pulled.batch, lambda: self._call(consumer.acknowledge, pulled))
+
+    async def publish_policy(self, version: PolicyVersion) -> bool:
+        """Log a policy version. False: the log holds this one or a later one already."""
+        return await self._call(self._core.publish_policy, version)
+
+    async def policy(self) -> PolicyVersion | None:
+        """The newest policy version, or None."""
+        return await self._call(self._core.policy)
+
+    async def policies(self) -> list[PolicyVersion]:
+        """Every policy version, ascending."""
+        return await self._call(self._core.policies)
+
+    async def wait_policy(self, version: int, timeout: float | None = None) -> PolicyVersion:
+        """The newest policy version, as soon as it is ``version`` or later; :class:`WaitExpired` at the bound."""
+        return await self._call(self._core.wait_policy, version, timeout)
+
+    async def put_actor(self, status: ActorStatus) -> None:
+        """Record an actor's heartbeat under its id."""
+        await self._call(self._core.put_actor, status)
+
+    async def actors(self) -> list[ActorStatus]:
+        """The last heartbeat of every actor that ever registered, by id; look at ``time`` for its age."""
+        return await self._call(self._core.actors)
+
+    async def emit(self, kind: str, data: dict[str, Any]) -> None:
+        """Tell whoever listens now (terminals, dashboards). Not kept, not retried."""
+        await self._call(self._core.emit, kind, data)
+
+
+@asynccontextmanager
+async def connect(config: Nats, run: str, create: bool = True) -> AsyncIterator[Bus]:
+    """Open the log of ``run``, under trio or asyncio.
+
+    The stream and buckets are created where absent; with ``create=False`` an absent run raises
+    :class:`RunNotFound`. Raises :class:`ServerUnreachable` (after ``nats.connect_timeout``),
+    :class:`JetStreamMissing` and :class:`PayloadLimit`.
+    """
+    core = AsyncioBus(config, run)
+    if sniffio.current_async_library() == "trio":
+        async with _under_trio(core, create) as bus:
+            yield bus
+    else:
+        async with _under_asyncio(core, create) as bus:
+            yield bus
+
+
+@asynccontextmanager
+async def _under_asyncio(core: AsyncioBus, create: bool) -> AsyncIterator[Bus]:
+    async def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        return await function(*args)
+
+    await core.open(create)
+    try:
+        yield Bus(core, call)
+    finally:
+        await core.close()
+
+
+@asynccontextmanager
+async def _under_trio(core: AsyncioBus, create: bool) -> AsyncIterator[Bus]:
+    import trio
+
+    with Portal("bus") as portal:
+        try:
+            await portal.call_from_trio(core.open, create)
+            yield Bus(core, portal.call_from_trio)
+        finally:
+            # close() is bounded by nats.connect_timeout, so the shield is too.
+            with trio.CancelScope(shield=True):
+                await portal.call_from_trio(core.close)

