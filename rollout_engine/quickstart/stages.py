@@ -1,0 +1,60 @@
+"""What each stage of the main job has left behind, and how long it took.
+
+Invariant: a stage is done when its product lies in the run's folder, whole, so a rerun goes on after the
+last finished stage; and a run's folder belongs to one configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from protocol.config import Config
+from rollout_engine.errors import ConfigurationError
+
+
+def claim_folder(config: Config) -> None:
+    """Mark the run's folder as this configuration's; raise :class:`ConfigurationError` if it is another's."""
+    marker = config.path / "config.json"
+    if marker.exists():
+        known = json.loads(marker.read_text())
+        changed = sorted(_differences(known, msgspec.to_builtins(config)))
+        if changed:
+            raise ConfigurationError(
+                f"{config.path} was made with another configuration ({', '.join(changed)} differ). "
+                "Start over with --fresh, or choose another run id with --set run=NAME"
+            )
+        return
+    config.path.mkdir(parents=True, exist_ok=True)
+    marker.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+
+
+def _differences(old: dict, new: dict, prefix: str = "") -> Iterator[str]:
+    for key in old.keys() | new.keys():
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _differences(before, after, f"{prefix}{key}.")
+        elif json.dumps(before) != json.dumps(after):
+            yield prefix + key
+
+
+class Stopwatch:
+    """Seconds by stage, added up over reruns and kept in ``seconds.json``."""
+
+    def __init__(self, folder: Path):
+        self._file = folder / "seconds.json"
+        self.seconds: dict[str, float] = json.loads(self._file.read_text()) if self._file.exists() else {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 1)
+            self._file.write_text(json.dumps(self.seconds, indent=2) + "\n")
