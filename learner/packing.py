@@ -68,17 +68,19 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int
     return rows
 
 
-def pack(sequences: Sequence[Stream], row_tokens: int, rows_per_microbatch: int) -> list[Microbatch]:
+def pack(
+    sequences: Sequence[Stream], row_tokens: int, rows_per_microbatch: int, places: int | None = None
+) -> list[Microbatch]:
     """Microbatches of exactly ``rows_per_microbatch`` rows of ``row_tokens``, the last filled up with empty rows.
 
-    The number S of places of loss in a row is the same in all of them: the fullest row's, rounded up to an
-    eighth of a row, so that few shapes are ever compiled.
+    The number S of places of loss in a row is ``places``, or else the same in all of them: the fullest row's,
+    rounded up to an eighth of a row, so that few shapes are ever compiled.
     """
     rows = first_fit_decreasing([len(s.ids) for s in sequences], row_tokens)
     rows += [[] for _ in range(-len(rows) % rows_per_microbatch)]
     eighth = max(1, -(-row_tokens // 8))
     fullest = max((sum(len(sequences[i].sampled) for i in row) for row in rows), default=0)
-    places = min(max(1, -(-fullest // eighth)) * eighth, row_tokens)
+    places = places or min(max(1, -(-fullest // eighth)) * eighth, row_tokens)
 
     count = len(rows)
     tokens = {name: np.zeros((count, row_tokens), np.int32) for name in ("ids", "segments", "positions")}

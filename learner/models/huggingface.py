@@ -52,9 +52,7 @@ def read_config(folder: str | Path, **computation: Any) -> Qwen3Config:
     try:
         tree = json.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(
-            f"model.folder: cannot read {path} ({error.strerror}); it must name a model folder"
-        ) from error
+        raise ConfigError(f"model.folder: cannot read {path} ({error.strerror}); it names no model folder") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if tree.get("model_type") != "qwen3":
