@@ -1,0 +1,23 @@
+"""Everything the scripted agent says, in both domains.
+
+Invariant: a closed set. The demonstration maker and the tiny policy's vocabulary are built from it, so a
+text that is not here is never said.
+"""
+
+from __future__ import annotations
+
+DONE = "all done ."
+REFUNDED = "your refund is on its way ."
+DENIED = "sorry , i can not do that ."
+ESCALATED = "a manager will call you ."
+
+FINAL_TEXTS = (DONE, REFUNDED, DENIED, ESCALATED)
+
+QUESTIONS = {
+    "booking_id": "which booking ?",
+    "order_id": "which order ?",
+    "room": "which room ?",
+    "month": "which month ?",
+    "city": "which city ?",
+}
+"""What the agent asks for each fact that an opening withholds."""
