@@ -1,0 +1,69 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import config as configuration
+from protocol.config import ConfigError
+
+
+def written(tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_overrides_are_yaml_and_numbers_in_scientific_notation_are_numbers(tmp_path):
+    path = written(tmp_path, "run: r\nlearner: {steps: 3}\n")
+    config = configuration.load(
+        path, ["learner.optimizer.learning_rate=1e-6", "tasks.domains=[retail]", "learner.steps=7"]
+    )
+    assert config.learner.optimizer.learning_rate == 1e-6
+    assert config.tasks.domains == ("retail",)
+    assert config.learner.steps == 7
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("run: r\nlearner: {optimiser: {}}", "unknown key 'learner.optimiser'; did you mean 'optimizer'?"),
+        ("run: r\nrolout: {}", "unknown key 'rolout'; did you mean 'rollout'?"),
+        ("run: r\nlearner: {optimizer: {xyz: 1}}", "unknown key 'learner.optimizer.xyz'; known here: learning_rate"),
+        ("run: r\nlearner: {steps: many}", "Expected `int`, got `str` - at `learner.steps`"),
+        ("run: r\nrollout: {group_size: 1}", "rollout.group_size"),
+        ("run: My Run", "'My Run' is not a slug"),
+        ("run: r\nrollout: {groups: 8, max_groups: 4}", "max_groups"),
+        ("run: r\nrollout: {user: {kind: llm}}", "endpoint"),
+        ("- a", "is a mapping, not list"),
+        ("run: [", "is not YAML"),
+        ("{}", "missing required field `run`"),
+    ],
+)
+def test_bad_input_names_the_key_and_the_way_out(tmp_path, text, message):
+    with pytest.raises(ConfigError) as error:
+        configuration.load(written(tmp_path, text))
+    assert message in str(error.value)
+
+
+def test_a_missing_file_and_a_malformed_override_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read configuration"):
+        configuration.load(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="is not KEY=VALUE"):
+        configuration.load(written(tmp_path, "run: r"), ["steps"])
+    with pytest.raises(ConfigError, match="run is a value, not a section"):
+        configuration.load(written(tmp_path, "run: r"), ["run.x=1"])
+
+
+@given(st.integers(1, 10**6), st.sampled_from(["seed", "learner.steps"]))
+def test_the_fingerprint_depends_on_every_value_and_on_nothing_else(value, key):
+    def of(value):
+        tree = {"run": "r", "learner": {}}
+        configuration._apply(tree, f"{key}={value}")
+        return configuration.resolve(tree).fingerprint()
+
+    assert of(value) == of(value) != of(value + 1)
+
+
+def test_the_dump_loads_to_the_same_configuration(tmp_path):
+    config = configuration.load(written(tmp_path, "run: r\nseed: 4"), ["rollout.groups=3"])
+    again = configuration.load(written(tmp_path, configuration.dump(config)))
+    assert again == config
