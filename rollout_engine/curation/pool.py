@@ -12,12 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.config import Curation
+from protocol.config import Config, Curation
 from rollout_engine.curation.bands import BANDS, EDGES, assign_band, band_masses
+from rollout_engine.curation.candidates import training_candidates
 from rollout_engine.curation.posterior import jeffreys
 from rollout_engine.environments.task import Task
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.evaluation.attempts import AttemptRow, PolicyStamp, duplicates
+from rollout_engine.evaluation.files import pool_file
 
 HELD_OUT = "held out"
 TOO_FEW = "too few clean attempts"
@@ -174,3 +176,22 @@ def read_pool(path: Path) -> Pool:
         raise ConfigurationError(f"{path} is missing: run bin/probe, then bin/select") from error
     except msgspec.MsgspecError as error:
         raise ConfigurationError(f"{path} is not a task pool: {error}. Run bin/select to make it again") from error
+
+
+def load_pool(config: Config) -> list[Task]:
+    """The tasks to train on: those that the run's ``pool.json`` keeps, in candidate order.
+
+    Raises :class:`ConfigurationError` when there is no pool, when it keeps nothing, or when it keeps a task
+    that this configuration doesn't generate.
+    """
+    path = pool_file(config)
+    kept = read_pool(path).tasks
+    by_id = {task.id: task for task in training_candidates(config)}
+    if strange := [id for id in kept if id not in by_id]:
+        raise ConfigurationError(
+            f"{path} keeps {strange[0]}, which isn't a candidate of this configuration (tasks, seed): "
+            "run bin/probe and bin/select again"
+        )
+    if not kept:
+        raise ConfigurationError(f"{path} keeps no task: run bin/select again")
+    return [by_id[id] for id in kept]

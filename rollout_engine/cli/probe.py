@@ -1,0 +1,81 @@
+"""``bin/probe``: try every candidate task a few times with the base policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import trio
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.markup import escape
+
+from protocol import config as configuration
+from protocol.config import Config
+from rollout_engine.cli.campaign import check_campaign, run_campaign, split_urls, stamp
+from rollout_engine.cli.failures import exit_on_known_fault
+from rollout_engine.curation.candidates import training_candidates
+from rollout_engine.errors import ConfigurationError
+from rollout_engine.evaluation.attempts import AttemptRow, PolicyStamp
+from rollout_engine.evaluation.files import probe_file
+
+app = App(name="probe", help=__doc__)
+console = Console()
+
+
+@app.default
+def probe(
+    *,
+    config: Annotated[Path, Parameter(help="The run's YAML file.")],
+    actors: Annotated[
+        tuple[str, ...], Parameter(consume_multiple=True, help="URLs of actors, separated by commas or blanks.")
+    ] = (),
+    label: Annotated[str, Parameter(help="What to call the policy that the actors serve.")] = "base",
+    weights: Annotated[Path | None, Parameter(help="Its model folder, to keep a digest with every row.")] = None,
+    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
+    dry_run: Annotated[bool, Parameter(help="Print the resolved configuration, check what can be checked.")] = False,
+) -> None:
+    """Run curation.attempts attempts of every candidate onto RUN/probe.jsonl; a rerun runs what is missing."""
+    with exit_on_known_fault("probe"):
+        resolved = configuration.load(config, set)
+        if dry_run:
+            console.print(configuration.dump(resolved), markup=False, highlight=False)
+        trio.run(_probe, resolved, split_urls(actors, resolved), stamp(label, 0, weights), dry_run)
+
+
+async def _probe(config: Config, urls: list[str], policy: PolicyStamp, dry_run: bool) -> None:
+    tasks, path = training_candidates(config), probe_file(config)
+    campaign = check_campaign if dry_run else run_campaign
+    rows = await campaign(config, tasks, config.curation.attempts, path, policy, urls, "probe", console)
+    if not dry_run:
+        _report(config, [task.id for task in tasks], rows)
+
+
+def _report(config: Config, tasks: list[str], rows: list[AttemptRow]) -> None:
+    """Selection can do without a few attempts, but not unknowingly, and not without most of a task's."""
+    failed = [row for row in rows if row.error is not None]
+    clean = Counter(row.task for row in rows if row.error is None)
+    short = [task for task in tasks if clean[task] < config.curation.min_clean]
+    if not failed:
+        console.print(f"probe: {len(rows)} attempts of {len(tasks)} candidates, pass rate {_rate(rows):.3f}")
+        return
+    last = failed[-1].error
+    story = (
+        f"{len(failed)} attempts ended in a system error after {config.rollout.sample_retries} retries, "
+        f"the last {last.kind}: {last.message}"
+    )
+    if short:
+        raise ConfigurationError(
+            f"{story}\n{len(short)} candidates have fewer than curation.min_clean = {config.curation.min_clean} "
+            "attempts. Run bin/probe again: it runs those that failed"
+        )
+    console.print(f"[yellow]probe:[/] {escape(story)}. Selection leaves them out; a rerun runs them again")
+
+
+def _rate(rows: list[AttemptRow]) -> float:
+    return sum(row.passed for row in rows) / len(rows)
+
+
+if __name__ == "__main__":
+    app()
