@@ -171,6 +171,9 @@ class WarmStart(_Section):
 class Actor(_Section):
     urls: tuple[str, ...] = ()
     """Attach to these servers; empty: start one of our own."""
+    host: str = "127.0.0.1"
+    """Address of our own server: it listens there and engines reach it there. It has no authentication and takes
+    weights from whoever asks, so keep it off public networks."""
     port: int = 8100
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_num_seqs: Positive = 64
