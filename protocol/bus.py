@@ -12,12 +12,11 @@ nats-py is an asyncio library. Under asyncio it runs in the caller's loop; under
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import sniffio
 
 from protocol.asyncio_bus import AsyncioBus
 from protocol.config import Nats
@@ -145,7 +144,9 @@ async def connect(config: Nats, run: str, create: bool = True) -> AsyncIterator[
     :class:`JetStreamMissing` and :class:`PayloadLimit`.
     """
     core = AsyncioBus(config, run)
-    if sniffio.current_async_library() == "trio":
+    # Whoever runs under trio has imported it; the learner and the sidecar never do.
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
         async with _under_trio(core, create) as bus:
             yield bus
     else:

@@ -39,10 +39,14 @@ class Portal:
             task.cancel()
         if leftover:
             self._loop.run_until_complete(asyncio.gather(*leftover, return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
-        """Run ``function(*args, **kwargs)`` to its end, blocking this thread. KeyboardInterrupt cancels it."""
+        """Run ``function(*args, **kwargs)`` to its end, blocking this thread.
+
+        KeyboardInterrupt cancels it; what it then still cleans up ends, at the latest, with the portal.
+        """
         if self._loop.is_closed():
             raise BusClosed("the bus is closed: use it inside its `with`")
         future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), self._loop)
