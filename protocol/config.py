@@ -140,6 +140,9 @@ class Learner(_Section):
     """Length of a packed row."""
     rows_per_microbatch: Positive = 8
     logprob_chunk: Positive = 512
+    """Places whose logits exist at once."""
+    remat: bool = True
+    """Recompute each layer in the backward pass: less memory for a third more work."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     param_memory: Literal["device", "pinned_host"] = "device"
