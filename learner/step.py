@@ -21,8 +21,10 @@ from learner.grpo import TokenSums, policy_loss
 from learner.logprobs import at_places, token_logprobs
 from learner.models.qwen3 import Qwen3, Qwen3Config, head
 from learner.optimizer import apply_update, make_optimizer
-from learner.packing import Microbatch
+from learner.packing import Microbatch, Stream, pack
 from protocol.config import Learner
+
+PROBE_TOKENS = 128
 
 
 class State(NamedTuple):
@@ -85,12 +87,36 @@ class Step:
             return grads, TokenSums(*[jnp.zeros(())] * len(TokenSums._fields))
 
         self.accumulate, self.apply, self._zeros = accumulate, apply, zeros
+
+        @partial(jax.jit, static_argnums=2, out_shardings=one)
+        def probe(params, batch: Microbatch, dtype: str):
+            rounded = jax.tree.map(lambda x, s: jax.device_put(x, s).astype(dtype).astype(x.dtype), params, on_device)
+            return sampled_logprobs(rounded, batch, model, learner.logprob_chunk, 1.0)[0]
+
+        self._probe = probe
         self._init = jax.jit(self.optimizer.init, out_shardings=self.moments)
 
     def init(self, params) -> State:
         """A fresh state around ``params``; moments are made inside jit, so that each starts where it lives."""
         with jax.set_mesh(self.mesh):
             return State(params, self._init(params))
+
+    def abstract_state(self, shapes) -> State:
+        """Shapes and shardings of the whole state, nothing allocated."""
+
+        def abstract(tree, shardings):
+            return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
+
+        moments = jax.eval_shape(self.optimizer.init, shapes)
+        return State(abstract(shapes, self.params), abstract(moments, self.moments))
+
+    def probe(self, params, ids: np.ndarray, dtype: str) -> np.ndarray:
+        """Log-probabilities float32 [T - 1] of ``ids[1:]`` (T up to ``PROBE_TOKENS``, one compiled shape) at temperature 1,
+        under ``params`` rounded to ``dtype``."""
+        stream = Stream(ids, np.arange(1, len(ids)), np.zeros(len(ids) - 1), np.zeros(len(ids) - 1))
+        (batch,) = pack([stream], PROBE_TOKENS, 1, places=PROBE_TOKENS)
+        with jax.set_mesh(self.mesh):
+            return np.asarray(self._probe(params, batch, dtype))[0, : len(ids) - 1]
 
     def put(self, batch: Microbatch) -> Microbatch:
         """A microbatch with its rows split over ``data``."""

@@ -1,0 +1,91 @@
+"""Where batches come from and where policy versions go: one small protocol, two implementations.
+
+``learner.batches.NatsBatches`` is the bus of a live run, ``learner.replay.LoggedBatches`` a log on disk. Invariant:
+a batch is trained on only if :func:`streams` accepts it, so both ways go through the same checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from learner.grpo import group_advantages
+from learner.packing import Stream
+from protocol.records import Batch, PolicyVersion, Trajectory, TrajectoryId
+
+
+class BatchError(RuntimeError):
+    """A logged batch that can't be trained on: it contradicts itself, or the policy it should come from."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One step's batch with the trajectories of its trained groups, token arrays in place (claims resolved)."""
+
+    batch: Batch
+    trajectories: Sequence[Trajectory]
+    acknowledge: Callable[[], None]
+    """Called once the update is durable or can be replayed (rule 13)."""
+
+
+class BatchSource(Protocol):
+    def next(self, step: int) -> Delivery | None:
+        """The batch of ``step``, waiting for it within the configured bound; None when the log has ended."""
+
+    def publish(self, version: PolicyVersion) -> None:
+        """Announce a policy version. Announcing one again changes nothing."""
+
+
+def streams(batch: Batch, trajectories: Sequence[Trajectory], step: int) -> list[Stream]:
+    """The token streams to learn from, each with its trajectory's advantage on every sampled token.
+
+    In order of trajectory id, whatever order they came in. Raises :class:`BatchError` unless every trained group
+    is whole, of one policy version, the one of ``step``, and its token arrays agree.
+    """
+    if batch.step != step or batch.policy_version != step:
+        raise BatchError(
+            f"step {step} got the batch of step {batch.step}, rolled out with policy version {batch.policy_version}"
+        )
+    known: Mapping[TrajectoryId, Trajectory] = {t.id: t for t in trajectories}
+    members: list[Trajectory] = []
+    for group in batch.groups:
+        if group.bucket != "trained":
+            continue
+        if len(group.trajectories) != batch.group_size or len(set(group.trajectories)) != batch.group_size:
+            raise BatchError(
+                f"group {group.group} of step {step} is not {batch.group_size} different samples (rule 11)"
+            )
+        for id, reward in zip(group.trajectories, group.rewards, strict=True):
+            if id not in known:
+                raise BatchError(f"trajectory {id} of step {step}'s batch is not in the log")
+            if known[id].reward != reward:
+                raise BatchError(f"trajectory {id} has reward {known[id].reward} and the batch says {reward}")
+            members.append(known[id])
+    members.sort(key=lambda t: t.id)
+    advantages = group_advantages([t.reward for t in members], [t.id.group for t in members])
+    return [_stream(t, advantage, step) for t, advantage in zip(members, advantages, strict=True)]
+
+
+def _stream(trajectory: Trajectory, advantage: np.float32, step: int) -> Stream:
+    name = f"trajectory {trajectory.id}"
+    if trajectory.tokens is None:
+        raise BatchError(f"{name} carries no token arrays")
+    try:
+        tokens = trajectory.tokens.unpack()
+    except ValueError as error:
+        raise BatchError(f"{name}: {error}") from error
+    strange = set(tokens.versions.tolist()) - {step}
+    if trajectory.policy_version != step or strange:
+        raise BatchError(
+            f"{name} is of policy version {trajectory.policy_version} with tokens of {sorted(strange) or step}; "
+            f"step {step} trains on version {step} only"
+        )
+    sampled = np.flatnonzero(tokens.mask)
+    if len(sampled) == 0 or sampled[0] == 0:
+        raise BatchError(f"{name} has no sampled token after a prompt")
+    if not np.isfinite(tokens.logprobs).all():
+        raise BatchError(f"{name} has log-probabilities that are not finite")
+    return Stream(tokens.ids, sampled, np.full(len(sampled), advantage, np.float32), tokens.logprobs)

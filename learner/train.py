@@ -1,0 +1,170 @@
+"""The learner's loop: a batch in, an update, a policy version out.
+
+Invariant (rules 12 and 13): the weights after step s are a function of the base weights and the logged batches
+0..s, and of nothing else. A batch is acknowledged after its update was published and, if it was due, saved; a
+learner killed at any point restores its last checkpoint and takes the logged batches after it again, through this
+same loop.
+
+Version v is the policy that step v is rolled out with: version 0 the base, version ``steps`` the last, ``final``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.console import Console
+
+from learner.checkpoint import Checkpoints
+from learner.mesh import make_mesh
+from learner.metrics import Metrics
+from learner.models.huggingface import load_params, param_shapes, read_config
+from learner.models.qwen3 import Qwen3Config
+from learner.packing import Stream, efficiency, pack
+from learner.source import BatchSource, Delivery, streams
+from learner.step import PROBE_TOKENS, Step
+from learner.weights import WeightStore
+from protocol.config import Config, ConfigError
+from protocol.records import Probe
+
+
+def model_folder(config: Config) -> Path:
+    """The base model's folder; raises :class:`ConfigError` when the configuration names none."""
+    if not config.model.folder:
+        raise ConfigError("model.folder is not set: name the base model's Hugging Face folder")
+    return config.path / config.model.folder
+
+
+def read_model(config: Config) -> Qwen3Config:
+    learner = config.learner
+    return read_config(
+        model_folder(config),
+        param_dtype=learner.param_dtype,
+        compute_dtype=learner.compute_dtype,
+        remat=learner.remat,
+    )
+
+
+def learning_fingerprint(config: Config) -> str:
+    """Names what decides the weights: not where things run, nor how often they are saved."""
+    learner = config.learner
+    facts = {
+        "model": config.model.folder,
+        "temperature": config.rollout.sampling.temperature,
+        "loss": learner.loss,
+        "optimizer": msgspec.structs.replace(learner.optimizer, memory="device"),
+        "dtypes": (learner.param_dtype, learner.compute_dtype),
+        "packing": (learner.row_tokens, learner.rows_per_microbatch),
+        "steps": None if learner.optimizer.schedule == "constant" else learner.steps,
+    }
+    return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:16]
+
+
+class Trainer:
+    """One run of the learner over one mesh. Use as a context manager, then :meth:`run`."""
+
+    def __init__(self, config: Config, source: BatchSource, console: Console):
+        """Restores the last checkpoint, or loads the base weights. Raises :class:`ConfigError`."""
+        self.config, self.source, self.console = config, source, console
+        learner = config.learner
+        self.mesh = make_mesh(learner.mesh)
+        if learner.rows_per_microbatch % self.mesh.shape["data"]:
+            raise ConfigError(
+                f"learner.rows_per_microbatch ({learner.rows_per_microbatch}) must be a multiple of the mesh's data "
+                f"axis ({self.mesh.shape['data']})"
+            )
+        self.model = read_model(config)
+        shapes = param_shapes(self.model)
+        self.compiled = Step(self.model, learner, self.mesh, shapes, config.rollout.sampling.temperature)
+        config.path.mkdir(parents=True, exist_ok=True)
+        self.weights = WeightStore(
+            config.path / "weights", model_folder(config), learner.weights_dtype, learner.keep_weights
+        )
+        self.checkpoints = Checkpoints(
+            config.path / "checkpoints", learner.keep_checkpoints, learning_fingerprint(config), console
+        )
+        restored = self.checkpoints.restore(self.compiled.abstract_state(shapes))
+        if restored:
+            self.step, self.state, facts = restored
+            self.probe_ids = np.asarray(facts["probe"], np.int32)
+            console.print(f"restored the state after {self.step} updates", highlight=False)
+        else:
+            self.step = 0
+            self.state = self.compiled.init(load_params(self.model, model_folder(config), self.compiled.params))
+            self.probe_ids = np.random.default_rng(0).integers(0, self.model.vocab_size, 64, np.int32)
+        self.metrics = Metrics(config.path, self.step, learner.steps, console)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.metrics.close()
+        self.checkpoints.close()
+
+    def run(self) -> None:
+        """Train to ``learner.steps``, or to the end of a replayed log."""
+        learner = self.config.learner
+        self.publish()
+        while self.step < learner.steps:
+            delivery = self.source.next(self.step)
+            if delivery is None:
+                self.console.print(f"the log ends before step {self.step}", highlight=False)
+                break
+            self.train(delivery)
+            self.publish()
+            if self.step % learner.checkpoint_every == 0 or self.step == learner.steps:
+                self.save()
+            delivery.acknowledge()
+        self.save()
+
+    def train(self, delivery: Delivery) -> None:
+        """One update, and its metrics; raises :class:`~learner.source.BatchError`."""
+        started, learner = time.monotonic(), self.config.learner
+        batch = delivery.batch
+        learned = streams(batch, delivery.trajectories, self.step)
+        microbatches = pack(learned, learner.row_tokens, learner.rows_per_microbatch)
+        self.state, measured = self.compiled.update(self.state, microbatches)
+        if learned:
+            self.probe_ids = learned[0].ids[:PROBE_TOKENS]
+        rewards = [reward for group in batch.groups for reward in group.rewards]
+        values = {
+            "reward_mean": float(np.mean(rewards)) if rewards else 0.0,
+            "groups": float(len(batch.groups)),
+            "informative_groups": float(sum(len(set(group.rewards)) > 1 for group in batch.groups)),
+            "episodes": float(batch.ledger.started),
+            "rollout_seconds": batch.seconds,
+            **measured,
+            **_lengths(learned),
+            "packing_efficiency": efficiency(microbatches) if microbatches else 0.0,
+            "seconds": time.monotonic() - started,
+        }
+        self.metrics.write(self.step, values)
+        self.step += 1
+
+    def publish(self) -> None:
+        """Write and announce the policy of the next step."""
+        params = self.state.params
+        logprobs = self.compiled.probe(params, self.probe_ids, self.weights.dtype)
+        probe = Probe(
+            self.probe_ids.astype("<i4").tobytes(),
+            logprobs.astype("<f4").tobytes(),
+            self.config.learner.proof_tolerance,
+        )
+        final = self.step == self.config.learner.steps
+        self.source.publish(self.weights.write(self.config.run, self.step, params, probe, final))
+
+    def save(self) -> None:
+        self.checkpoints.save(self.step, self.state, {"probe": self.probe_ids.tolist()})
+
+
+def _lengths(learned: list[Stream]) -> dict[str, float]:
+    sampled = [len(stream.sampled) for stream in learned]
+    return {
+        "sampled_tokens": float(sum(sampled)),
+        "total_tokens": float(sum(len(stream.ids) for stream in learned)),
+        "sampled_mean": float(np.mean(sampled)) if sampled else 0.0,
+        "sampled_max": float(max(sampled, default=0)),
+    }
