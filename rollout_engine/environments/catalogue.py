@@ -8,7 +8,7 @@ from importlib import import_module
 from rollout_engine.environments.domain import Domain
 from rollout_engine.errors import ConfigurationError
 
-DOMAINS = ("travel",)
+DOMAINS = ("travel", "retail")
 
 
 @cache

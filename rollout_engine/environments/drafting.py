@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.records import ToolCall
-from rollout_engine.environments.families import Draft
+from rollout_engine.environments.families import Draft, Draw
 from rollout_engine.environments.task import Say, Slip, Turn
 from rollout_engine.environments.texts import DENIED, DONE, ESCALATED, QUESTIONS, REFUNDED
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done after reading, and the final message."""
+    """What is done after reading."""
 
     calls: tuple[ToolCall, ...]
 
@@ -62,23 +62,68 @@ def opening_with(template: str, facts: Mapping[str, str], withheld: Sequence[str
     return re.sub(r"[\[\]]", "", template).format(**words)
 
 
-def draft(
-    *,
-    rows: Mapping[str, Sequence[Mapping[str, Any]]],
-    opening: str,
-    facts: Mapping[str, str],
-    withheld: Sequence[str],
-    read: ToolCall,
-    right: Plan,
-    main: tuple[str, Plan],
-    others: Mapping[str, Plan],
-) -> Draft:
-    """A draft whose scripts ask for what is withheld, read, follow a plan and say its final message."""
-    head: tuple[Turn, ...] = (*(Say(QUESTIONS[fact]) for fact in withheld), read)
+class Case:
+    """The record that a task is about, as the rows that hold it and the calls that act on it.
 
-    def script(plan: Plan) -> tuple[Turn, ...]:
-        return (*head, *plan.calls, Say(plan.final))
+    A domain's subclass fills ``rows`` and sets ``subject`` (the record's id), ``payments`` and ``ticket``.
+    """
 
-    slips = [Slip(main[0], script(main[1]), main=True)]
-    slips += [Slip(name, script(plan)) for name, plan in others.items()]
-    return Draft(rows, opening, facts, script(right), tuple(slips))
+    id_fact: str
+    """The fact and parameter that names the record: ``booking_id``."""
+    read_tool: str
+
+    subject: str
+    payments: list[str]
+    ticket: str
+    rows: dict[str, list[dict[str, Any]]]
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+
+    def act(self, name: str, **arguments: Any) -> ToolCall:
+        """A call whose first parameter is the record."""
+        return ToolCall(name, {self.id_fact: self.subject, **arguments})
+
+    def refund(self, amount: int, payment: int = 0) -> ToolCall:
+        return ToolCall("refund", {"payment_id": self.payments[payment], "amount": amount})
+
+    def close(self, resolution: str) -> ToolCall:
+        return ToolCall("close_ticket", {"ticket_id": self.ticket, "resolution": resolution})
+
+    def serve(self, *calls: ToolCall) -> Plan:
+        """Do it and close the ticket as resolved."""
+        return Plan(*calls, self.close("resolved"))
+
+    def deny(self, *calls: ToolCall) -> Plan:
+        """Do that much and close the ticket as denied."""
+        return Plan(*calls, self.close("denied"))
+
+    def escalate(self, *calls: ToolCall) -> Plan:
+        """Do that much and close the ticket as escalated."""
+        return Plan(*calls, self.close("escalated"))
+
+    def draft(
+        self,
+        openings: Sequence[str],
+        right: Plan,
+        main: tuple[str, Plan],
+        others: Mapping[str, Plan] | None = None,
+        facts: Mapping[str, str] | None = None,
+        withhold: str = "",
+    ) -> Draft:
+        """A draft whose scripts ask for what the opening withholds, read, follow a plan and say its final
+        message. ``withhold`` names the fact that a third of the openings leave out (the record's id unless
+        said). A slip of forgetting the ticket is added to ``main`` and ``others``."""
+        facts = {self.id_fact: self.subject, **(facts or {})}
+        withheld = (withhold or self.id_fact,) if self._draw.one_in(1 / 3) else ()
+        head: tuple[Turn, ...] = (*(Say(QUESTIONS[fact]) for fact in withheld), self.act(self.read_tool))
+
+        def script(plan: Plan) -> tuple[Turn, ...]:
+            return (*head, *plan.calls, Say(plan.final))
+
+        plans = {**(others or {}), "forget_ticket": right.without("close_ticket")}
+        slips = [Slip(main[0], script(main[1]), main=True)]
+        slips += [Slip(name, script(plan)) for name, plan in plans.items()]
+        nouns = {self.id_fact: self.id_fact.removesuffix("_id")}
+        opening = opening_with(self._draw.pick(openings), facts, withheld, nouns)
+        return Draft(self.rows, opening, facts, script(right), tuple(slips))

@@ -25,15 +25,15 @@ def hotel_downgrade(draw: Draw) -> Draft:
     )
     new = draw.pick(ORDER[: ORDER.index(room)])
     due = stay.difference(new)
-    approval = stay.on_booking("request_approval", reason="downgrade")
-    change = stay.on_booking("change_room", room=new)
+    approval = stay.act("request_approval", reason="downgrade")
+    change = stay.act("change_room", room=new)
     plain = stay.serve(change, stay.refund(due))
     approved = stay.serve(approval, change, stay.refund(due))
     right = {
         "granted": approved,
         "small": plain,
-        "refused": stay.deny_after(approval),
-        "unverified": stay.deny,
+        "refused": stay.deny(approval),
+        "unverified": stay.deny(),
     }[variant]
     main = {
         "granted": ("skip_approval", plain),
@@ -68,13 +68,13 @@ def room_upgrade(draw: Draw) -> Draft:
     room = draw.pick(ORDER[:-1])
     stay = Stay(draw, room=room, tier=tier, verified="no" if variant == "unverified" else "yes")
     new = draw.pick(ORDER[ORDER.index(room) + 1 :])
-    change = stay.on_booking("change_room", room=new)
+    change = stay.act("change_room", room=new)
     free = stay.serve(change)
     paid = stay.serve(change, stay.charge(stay.difference(new)))
     right, main = {
         "gold": (free, ("charge_gold", paid)),
         "pays": (paid, ("forget_charge", free)),
-        "unverified": (stay.deny, ("serve_unverified", paid)),
+        "unverified": (stay.deny(), ("serve_unverified", paid)),
     }[variant]
     return stay.draft(
         (
@@ -95,12 +95,12 @@ def cancel_booking(draw: Draw) -> Draft:
     variant = draw.variant({"late": 0.4, "early": 0.3, "none": 0.15, "unverified": 0.15})
     notice = draw.pick(("early", "late")) if variant == "unverified" else variant
     stay = Stay(draw, verified="no" if variant == "unverified" else "yes", notice=notice)
-    cancel = stay.on_booking("cancel_booking")
+    cancel = stay.act("cancel_booking")
     nothing = stay.serve(cancel)
     full = stay.serve(cancel, stay.refund(stay.total))
     due = stay.cancelled(notice)
     exact = stay.serve(cancel, stay.refund(due)) if due else nothing
-    right = stay.deny if variant == "unverified" else exact
+    right = stay.deny() if variant == "unverified" else exact
     main = {
         "late": ("full_refund", full),
         "early": ("forget_refund", nothing),
@@ -130,13 +130,13 @@ def extend_stay(draw: Draw) -> Draft:
         vacancy="full" if variant == "full" else "free",
     )
     nights = draw.number(2, 5)
-    more = stay.serve(stay.on_booking("extend_stay", nights=nights))
+    more = stay.serve(stay.act("extend_stay", nights=nights))
     right, main = {
         "free": (more, ("wrong_resolution", more.closing("denied"))),
-        "full": (stay.deny, ("overbook", more)),
-        "unverified": (stay.deny, ("serve_unverified", more)),
+        "full": (stay.deny(), ("overbook", more)),
+        "unverified": (stay.deny(), ("serve_unverified", more)),
     }[variant]
-    others = {"deny_vacant": stay.deny} if variant == "free" else {}
+    others = {"deny_vacant": stay.deny()} if variant == "free" else {}
     return stay.draft(
         (
             "i want to stay {nights} more nights , {booking_id} .",
@@ -160,11 +160,11 @@ def change_month(draw: Draw) -> Draft:
         flexible="no" if variant == "fixed" else "yes",
     )
     month = draw.pick(("march", "april", "may"))
-    move = stay.serve(stay.on_booking("change_month", month=month))
+    move = stay.serve(stay.act("change_month", month=month))
     right, main = {
-        "flexible": (move, ("deny_flexible", stay.deny)),
-        "fixed": (stay.deny, ("move_fixed", move)),
-        "unverified": (stay.deny, ("serve_unverified", move)),
+        "flexible": (move, ("deny_flexible", stay.deny())),
+        "fixed": (stay.deny(), ("move_fixed", move)),
+        "unverified": (stay.deny(), ("serve_unverified", move)),
     }[variant]
     return stay.draft(
         (
@@ -191,10 +191,10 @@ def duplicate_payment(draw: Draw) -> Draft:
     back = stay.serve(stay.refund(stay.total, payment=-1))
     right, main = {
         "twice": (back, ("refund_first", stay.serve(stay.refund(stay.total)))),
-        "once": (stay.deny, ("refund_only_payment", back)),
-        "unverified": (stay.deny, ("serve_unverified", back)),
+        "once": (stay.deny(), ("refund_only_payment", back)),
+        "unverified": (stay.deny(), ("serve_unverified", back)),
     }[variant]
-    others = {"deny_duplicate": stay.deny} if variant == "twice" else {}
+    others = {"deny_duplicate": stay.deny()} if variant == "twice" else {}
     return stay.draft(
         (
             "i paid twice for {booking_id} .",
@@ -213,11 +213,11 @@ def late_checkout(draw: Draw) -> Draft:
     variant = draw.variant({"member": 0.5, "basic": 0.35, "unverified": 0.15})
     tier = "basic" if variant == "basic" else draw.pick(("gold", "silver"))
     stay = Stay(draw, tier=tier, verified="no" if variant == "unverified" else "yes")
-    allow = stay.serve(stay.on_booking("late_checkout"))
+    allow = stay.serve(stay.act("late_checkout"))
     right, main = {
-        "member": (allow, ("deny_member", stay.deny)),
-        "basic": (stay.deny, ("serve_basic", allow)),
-        "unverified": (stay.deny, ("serve_unverified", allow)),
+        "member": (allow, ("deny_member", stay.deny())),
+        "basic": (stay.deny(), ("serve_basic", allow)),
+        "unverified": (stay.deny(), ("serve_unverified", allow)),
     }[variant]
     return stay.draft(
         (
@@ -236,12 +236,12 @@ def noise_complaint(draw: Draw) -> Draft:
     variant = draw.variant({"silver": 0.35, "gold": 0.3, "basic": 0.25, "unverified": 0.1})
     tier = draw.pick(("gold", "silver")) if variant == "unverified" else variant
     stay = Stay(draw, tier=tier, verified="no" if variant == "unverified" else "yes")
-    gold, silver = (stay.serve(stay.on_booking("give_voucher", amount=amount)) for amount in (100, 50))
+    gold, silver = (stay.serve(stay.act("give_voucher", amount=amount)) for amount in (100, 50))
     right, main = {
         "gold": (gold, ("wrong_voucher", silver)),
         "silver": (silver, ("wrong_voucher", gold)),
-        "basic": (stay.escalate, ("voucher_for_basic", silver)),
-        "unverified": (stay.deny, ("serve_unverified", silver)),
+        "basic": (stay.escalate(), ("voucher_for_basic", silver)),
+        "unverified": (stay.deny(), ("serve_unverified", silver)),
     }[variant]
     others = {"wrong_resolution": right.closing("denied")} if variant == "basic" else {}
     return stay.draft(
@@ -265,11 +265,11 @@ def broken_room(draw: Draw) -> Draft:
         verified="no" if variant == "unverified" else "yes",
         spare="no" if variant == "none" else "yes",
     )
-    move = stay.serve(stay.on_booking("move_room"))
+    move = stay.serve(stay.act("move_room"))
     right, main = {
-        "spare": (move, ("needless_escalation", stay.escalate)),
-        "none": (stay.escalate, ("move_without_spare", move)),
-        "unverified": (stay.deny, ("serve_unverified", move)),
+        "spare": (move, ("needless_escalation", stay.escalate())),
+        "none": (stay.escalate(), ("move_without_spare", move)),
+        "unverified": (stay.deny(), ("serve_unverified", move)),
     }[variant]
     others = {"wrong_resolution": right.closing("resolved")} if variant == "none" else {}
     return stay.draft(
@@ -290,14 +290,14 @@ def fee_waiver(draw: Draw) -> Draft:
     variant = draw.variant({"silver": 0.4, "gold": 0.25, "basic": 0.2, "unverified": 0.15})
     tier = draw.pick(("gold", "silver")) if variant == "unverified" else variant
     stay = Stay(draw, tier=tier, verified="no" if variant == "unverified" else "yes", fee=draw.number(20, 90, 5))
-    waive = stay.on_booking("waive_fee")
+    waive = stay.act("waive_fee")
     at_once = stay.serve(waive)
-    approved = stay.serve(stay.on_booking("request_approval", reason="fee"), waive)
+    approved = stay.serve(stay.act("request_approval", reason="fee"), waive)
     right, main = {
         "silver": (approved, ("skip_approval", at_once)),
         "gold": (at_once, ("needless_approval", approved)),
-        "basic": (stay.deny, ("serve_basic", at_once)),
-        "unverified": (stay.deny, ("serve_unverified", at_once)),
+        "basic": (stay.deny(), ("serve_basic", at_once)),
+        "unverified": (stay.deny(), ("serve_unverified", at_once)),
     }[variant]
     return stay.draft(
         (
