@@ -111,8 +111,8 @@ class Step:
         return State(abstract(shapes, self.params), abstract(moments, self.moments))
 
     def probe(self, params, ids: np.ndarray, dtype: str) -> np.ndarray:
-        """Log-probabilities float32 [T - 1] of ``ids[1:]`` (T up to ``PROBE_TOKENS``, one compiled shape) at temperature 1,
-        under ``params`` rounded to ``dtype``."""
+        """Log-probabilities float32 [T - 1] of ``ids[1:]`` under ``params`` rounded to
+        ``dtype``, at temperature 1. T is at most ``PROBE_TOKENS``, so that one shape is compiled."""
         stream = Stream(ids, np.arange(1, len(ids)), np.zeros(len(ids) - 1), np.zeros(len(ids) - 1))
         (batch,) = pack([stream], PROBE_TOKENS, 1, places=PROBE_TOKENS)
         with jax.set_mesh(self.mesh):

@@ -12,23 +12,26 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 
+from learner.batches import BatchSource, Delivery
 from learner.checkpoint import Checkpoints
-from learner.mesh import make_mesh
+from learner.mesh import DATA, make_mesh
 from learner.metrics import Metrics
 from learner.models.huggingface import load_params, param_shapes, read_config
 from learner.models.qwen3 import Qwen3Config
 from learner.packing import Stream, efficiency, pack
-from learner.source import BatchSource, Delivery, streams
 from learner.step import PROBE_TOKENS, Step
+from learner.streams import streams
 from learner.weights import WeightStore
-from protocol.config import Config, ConfigError
-from protocol.records import Probe
+from protocol.config import Config, ConfigError, Learner
+from protocol.records import PolicyVersion, Probe
 
 
 def model_folder(config: Config) -> Path:
@@ -46,6 +49,15 @@ def read_model(config: Config) -> Qwen3Config:
         compute_dtype=learner.compute_dtype,
         remat=learner.remat,
     )
+
+
+def check_rows(learner: Learner, mesh: Mesh) -> None:
+    """Rows are split over ``data`` without remainder; raises :class:`ConfigError` where they can't be."""
+    if learner.rows_per_microbatch % mesh.shape[DATA]:
+        raise ConfigError(
+            f"learner.rows_per_microbatch ({learner.rows_per_microbatch}) must be a multiple of the mesh's data axis "
+            f"({mesh.shape[DATA]}, from mesh {learner.mesh})"
+        )
 
 
 def learning_fingerprint(config: Config) -> str:
@@ -66,16 +78,17 @@ def learning_fingerprint(config: Config) -> str:
 class Trainer:
     """One run of the learner over one mesh. Use as a context manager, then :meth:`run`."""
 
-    def __init__(self, config: Config, source: BatchSource, console: Console):
-        """Restores the last checkpoint, or loads the base weights. Raises :class:`ConfigError`."""
-        self.config, self.source, self.console = config, source, console
+    def __init__(
+        self, config: Config, source: BatchSource, announce: Callable[[PolicyVersion], object], console: Console
+    ):
+        """Restores the last checkpoint, or loads the base weights. Raises :class:`ConfigError`.
+
+        ``announce`` tells the actors of a version; telling them of one again changes nothing.
+        """
+        self.config, self.source, self.announce, self.console = config, source, announce, console
         learner = config.learner
         self.mesh = make_mesh(learner.mesh)
-        if learner.rows_per_microbatch % self.mesh.shape["data"]:
-            raise ConfigError(
-                f"learner.rows_per_microbatch ({learner.rows_per_microbatch}) must be a multiple of the mesh's data "
-                f"axis ({self.mesh.shape['data']})"
-            )
+        check_rows(learner, self.mesh)
         self.model = read_model(config)
         shapes = param_shapes(self.model)
         self.compiled = Step(self.model, learner, self.mesh, shapes, config.rollout.sampling.temperature)
@@ -104,24 +117,19 @@ class Trainer:
         self.metrics.close()
         self.checkpoints.close()
 
-    def run(self) -> None:
-        """Train to ``learner.steps``, or to the end of a replayed log."""
-        learner = self.config.learner
+    def run(self, steps: int) -> None:
+        """Train until ``steps`` updates are done: ``learner.steps``, or the length of a replayed log."""
         self.publish()
-        while self.step < learner.steps:
+        while self.step < steps:
             delivery = self.source.next(self.step)
-            if delivery is None:
-                self.console.print(f"the log ends before step {self.step}", highlight=False)
-                break
             self.train(delivery)
             self.publish()
-            if self.step % learner.checkpoint_every == 0 or self.step == learner.steps:
-                self.save()
+            if self.step % self.config.learner.checkpoint_every == 0 or self.step == steps:
+                self.checkpoints.save(self.step, self.state, {"probe": self.probe_ids.tolist()})
             delivery.acknowledge()
-        self.save()
 
     def train(self, delivery: Delivery) -> None:
-        """One update, and its metrics; raises :class:`~learner.source.BatchError`."""
+        """One update, and its metrics; raises :class:`~learner.streams.BatchError`."""
         started, learner = time.monotonic(), self.config.learner
         batch = delivery.batch
         learned = streams(batch, delivery.trajectories, self.step)
@@ -154,10 +162,7 @@ class Trainer:
             self.config.learner.proof_tolerance,
         )
         final = self.step == self.config.learner.steps
-        self.source.publish(self.weights.write(self.config.run, self.step, params, probe, final))
-
-    def save(self) -> None:
-        self.checkpoints.save(self.step, self.state, {"probe": self.probe_ids.tolist()})
+        self.announce(self.weights.write(self.config.run, self.step, params, probe, final))
 
 
 def _lengths(learned: list[Stream]) -> dict[str, float]:

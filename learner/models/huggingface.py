@@ -86,37 +86,45 @@ def param_shapes(config: Qwen3Config):
     return jax.eval_shape(lambda *rows: Qwen3(config).init(jax.random.key(0), *rows)["params"], row, row, row)
 
 
-def load_params(config: Qwen3Config, folder: str | Path, shardings=None):
-    """Parameters from the safetensors files of ``folder``, in ``config.param_dtype``, placed by ``shardings``.
+def check_tensors(config: Qwen3Config, folder: str | Path) -> dict[str, np.ndarray]:
+    """The folder's tensors, memory-mapped, after checking that they are this model's, one for one.
 
     Raises :class:`ConfigError` when a tensor is missing, unknown or of another shape.
     """
     tensors = open_tensors(folder)
-    unused = set(tensors)
+    unknown = set(tensors)
     if config.tie_word_embeddings:
-        unused.discard("lm_head.weight")
+        unknown.discard("lm_head.weight")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(param_shapes(config)):
+        name, transpose, stacked = _entry(path)
+        shape = leaf.shape[1:] if stacked else leaf.shape
+        for key in (name.format(i) for i in range(config.num_hidden_layers if stacked else 1)):
+            if key not in tensors:
+                raise ConfigError(f"{folder}: tensor {key} is missing")
+            if tensors[key].shape != (shape[::-1] if transpose else shape):
+                raise ConfigError(f"{folder}: tensor {key} is {tensors[key].shape}, which config.json contradicts")
+            unknown.discard(key)
+    if unknown:
+        raise ConfigError(f"{folder}: {len(unknown)} tensors have no place in this model, first {min(unknown)}")
+    return tensors
 
-    def take(name: str, transpose: bool, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in tensors:
-            raise ConfigError(f"{folder}: tensor {name} is missing")
-        unused.discard(name)
-        value = tensors[name].T if transpose else tensors[name]
-        if value.shape != shape:
-            raise ConfigError(f"{folder}: tensor {name} is {value.shape} and config.json makes it {shape}")
-        return value
+
+def load_params(config: Qwen3Config, folder: str | Path, shardings=None):
+    """Parameters from the safetensors files of ``folder``, in ``config.param_dtype``, placed by ``shardings``.
+
+    Raises as :func:`check_tensors` does.
+    """
+    tensors = check_tensors(config, folder)
 
     def leaf(path, shape):
         name, transpose, stacked = _entry(path)
-        if stacked:
-            value = np.empty(shape.shape, shape.dtype)
-            for layer in range(config.num_hidden_layers):
-                value[layer] = take(name.format(layer), transpose, shape.shape[1:])
-            return value
-        return np.ascontiguousarray(take(name, transpose, shape.shape), dtype=shape.dtype)
+        value = np.empty(shape.shape, shape.dtype)
+        for i, part in enumerate(value if stacked else [value]):
+            tensor = tensors[name.format(i)]
+            part[...] = tensor.T if transpose else tensor
+        return value
 
     params = jax.tree_util.tree_map_with_path(leaf, param_shapes(config))
-    if unused:
-        raise ConfigError(f"{folder}: {len(unused)} tensors have no place in this model, first {min(unused)}")
     return jax.device_put(params, shardings)
 
 

@@ -1,42 +1,22 @@
-"""Where batches come from and where policy versions go: one small protocol, two implementations.
+"""A logged batch to the token streams of an update.
 
-``learner.batches.NatsBatches`` is the bus of a live run, ``learner.replay.LoggedBatches`` a log on disk. Invariant:
-a batch is trained on only if :func:`streams` accepts it, so both ways go through the same checks.
+Invariant: a batch is trained on only if it passes here, whether it comes from a live run or from exported files:
+its trained groups are whole, of one policy version, the one of the step, and its arrays agree with each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
 from learner.grpo import group_advantages
 from learner.packing import Stream
-from protocol.records import Batch, PolicyVersion, Trajectory, TrajectoryId
+from protocol.records import Batch, Trajectory
 
 
 class BatchError(RuntimeError):
     """A logged batch that can't be trained on: it contradicts itself, or the policy it should come from."""
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """One step's batch with the trajectories of its trained groups, token arrays in place (claims resolved)."""
-
-    batch: Batch
-    trajectories: Sequence[Trajectory]
-    acknowledge: Callable[[], None]
-    """Called once the update is durable or can be replayed (rule 13)."""
-
-
-class BatchSource(Protocol):
-    def next(self, step: int) -> Delivery | None:
-        """The batch of ``step``, waiting for it within the configured bound; None when the log has ended."""
-
-    def publish(self, version: PolicyVersion) -> None:
-        """Announce a policy version. Announcing one again changes nothing."""
 
 
 def streams(batch: Batch, trajectories: Sequence[Trajectory], step: int) -> list[Stream]:
@@ -49,7 +29,7 @@ def streams(batch: Batch, trajectories: Sequence[Trajectory], step: int) -> list
         raise BatchError(
             f"step {step} got the batch of step {batch.step}, rolled out with policy version {batch.policy_version}"
         )
-    known: Mapping[TrajectoryId, Trajectory] = {t.id: t for t in trajectories}
+    known = {t.id: t for t in trajectories}
     members: list[Trajectory] = []
     for group in batch.groups:
         if group.bucket != "trained":
