@@ -1,0 +1,129 @@
+"""``bin/trajectories``: look at a run's episodes, and take its log to files.
+
+Reads a run on a NATS server (``--nats URL``) or exported files (``--files FILE… or FOLDER``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from protocol import log
+from protocol.bus import connect
+from protocol.cli.failures import exit_on_known_fault, fail
+from protocol.cli.render import listing, passed, transcript
+from protocol.cli.source import open_source
+from protocol.config import Nats
+from protocol.records import Batch, Trajectory
+from protocol.subjects import check_run
+
+app = App(name="trajectories", help=__doc__)
+console = Console()
+
+NatsOption = Annotated[str, Parameter(name="--nats", help="URL of the NATS server that holds the run.")]
+FilesOption = Annotated[
+    tuple[Path, ...], Parameter(name="--files", consume_multiple=True, help="Read these files or folders instead.")
+]
+_URL = Nats().url
+
+
+@app.command(name="list")
+def list_(
+    run: str,
+    *,
+    step: Annotated[int | None, Parameter(help="Only this step.")] = None,
+    family: Annotated[str | None, Parameter(help="Only tasks of this family.")] = None,
+    failed: Annotated[bool, Parameter(help="Only those below full reward.", negative="")] = False,
+    nats: NatsOption = _URL,
+    files: FilesOption = (),
+) -> None:
+    """A line for every episode: task, reward, tokens, how it finished and why it scored so."""
+    with exit_on_known_fault("trajectories"):
+        asyncio.run(_list(_run(run), step, family, failed, Nats(url=nats), files))
+
+
+async def _list(
+    run: str, step: int | None, family: str | None, failed: bool, nats: Nats, files: tuple[Path, ...]
+) -> None:
+    found: list[Trajectory] = []
+    batches: dict[int, Batch | None] = {}
+    async with open_source(run, nats, files) as source:
+        for number in await source.steps() if step is None else [step]:
+            batches[number] = await source.batch(number)
+            found += [
+                trajectory
+                for trajectory in await source.trajectories(number)
+                if (family is None or trajectory.family == family) and not (failed and passed(trajectory))
+            ]
+    console.print(listing(found, batches))
+    console.print(f"{len(found)} trajectories, {sum(map(passed, found))} with full reward", style="dim")
+
+
+@app.command
+def show(
+    id: Annotated[str, Parameter(help="RUN/STEP/GROUP/SAMPLE, or with /ATTEMPT.")],
+    *,
+    nats: NatsOption = _URL,
+    files: FilesOption = (),
+) -> None:
+    """One episode: the conversation, tool calls and results, the database's difference, the reward and why."""
+    with exit_on_known_fault("trajectories"):
+        asyncio.run(_show(id, Nats(url=nats), files))
+
+
+async def _show(id: str, nats: Nats, files: tuple[Path, ...]) -> None:
+    run, *numbers = id.split("/")
+    if len(numbers) not in (3, 4) or not all(number.isdigit() for number in numbers):
+        fail("trajectories", f"{id!r} is not RUN/STEP/GROUP/SAMPLE[/ATTEMPT]; bin/trajectories list RUN names them")
+    step, group, sample, *attempt = map(int, numbers)
+    async with open_source(_run(run), nats, files) as source:
+        for trajectory in await source.trajectories(step):
+            at = trajectory.id
+            if (at.group, at.sample) == (group, sample) and attempt in ([], [at.attempt]):
+                console.print(transcript(trajectory))
+                return
+    fail("trajectories", f"no trajectory {id}; bin/trajectories list {run} --step {step} names those of its step")
+
+
+@app.command
+def export(
+    run: str,
+    *,
+    out: Annotated[Path, Parameter(help="Folder for the files, one a step.")],
+    first: Annotated[int | None, Parameter(help="First step.")] = None,
+    last: Annotated[int | None, Parameter(help="Last step.")] = None,
+    nats: NatsOption = _URL,
+) -> None:
+    """Take a run's log from NATS to files, token arrays included, for bin/learner --replay and for keeping."""
+    with exit_on_known_fault("trajectories"):
+        for path in asyncio.run(_export(_run(run), out, first, last, Nats(url=nats))):
+            console.print(str(path), highlight=False, soft_wrap=True)
+
+
+async def _export(run: str, out: Path, first: int | None, last: int | None, nats: Nats) -> list[Path]:
+    async with connect(nats, run, create=False) as bus:
+        return await log.export(bus, out, first, last)
+
+
+@app.command
+def verify(files: Annotated[tuple[Path, ...], Parameter(help="Files, or folders of them.")]) -> None:
+    """Check every byte of exported files, and that each batch has its trajectories."""
+    with exit_on_known_fault("trajectories"):
+        for summary in log.verify(files):
+            counts = ", ".join(f"{count} {kind}" for kind, count in summary.counts.items() if count)
+            console.print(f"{summary.path}: whole ({counts or 'no records'})", highlight=False, soft_wrap=True)
+
+
+def _run(run: str) -> str:
+    try:
+        return check_run(run)
+    except ValueError as error:
+        fail("trajectories", str(error))
+
+
+if __name__ == "__main__":
+    app()
