@@ -62,11 +62,8 @@ def _state_changing(domain: Domain, task: Task) -> Iterator[tuple[int, ToolCall]
         backend.close()
 
 
-def check_split(tasks: Sequence[Task]) -> None:
-    """Every entity of a task belongs to the task's split, and no two tasks are the same.
-
-    Raises :class:`ConfigurationError` naming the first offender.
-    """
+def check_unique(tasks: Sequence[Task]) -> None:
+    """No two tasks share an id or a content. Raises :class:`ConfigurationError` naming the first two that do."""
     seen_ids: set[str] = set()
     seen_content: dict[str, Task] = {}
     for task in tasks:
@@ -75,9 +72,17 @@ def check_split(tasks: Sequence[Task]) -> None:
         seen_ids.add(task.id)
         twin = seen_content.setdefault(content_key(task), task)
         if twin is not task:
-            where = "" if twin.split == task.split else f", across {twin.split} and {task.split}"
-            raise ConfigurationError(f"tasks {twin.id} and {task.id} have the same content{where}")
-        for entity in entities(task):
+            raise ConfigurationError(f"tasks {twin.id} and {task.id} have the same content; leave one out")
+
+
+def check_split(tasks: Sequence[Task]) -> None:
+    """Tasks are unique and every entity of a task belongs to the task's split, so that no two splits share one.
+
+    Raises :class:`ConfigurationError` naming the first offender.
+    """
+    check_unique(tasks)
+    for task in tasks:
+        for entity in sorted(entities(task)):
             if split_of(entity) != task.split:
                 raise ConfigurationError(
                     f"task {task.id} is in split {task.split} but its entity {entity} belongs to {split_of(entity)}"
@@ -86,7 +91,7 @@ def check_split(tasks: Sequence[Task]) -> None:
 
 def check_disjoint(train: Sequence[Task], heldout: Sequence[Task]) -> None:
     """No task and no entity is shared. Raises :class:`ConfigurationError` naming what is."""
-    check_split([*train, *heldout])
+    check_unique([*train, *heldout])
     shared = {entity for task in train for entity in entities(task)} & {
         entity for task in heldout for entity in entities(task)
     }

@@ -38,14 +38,17 @@ class Stay(Case):
         self.payments = [draw.entity("P") for _ in range(1 + paid_twice)]
         self.ticket = draw.entity("T")
         tier = tier or draw.pick(("gold", "silver", "basic"))
-        self._add(self.subject, self.payments, self.ticket, self.room, tier, verified, flags)
+        self._add(self.subject, self.payments, self.ticket, tier, verified, self.room, self.nights, self.total, flags)
+        room, nights = draw.pick(tuple(ROOMS)), draw.number(2, 6)
         self._add(
             draw.entity("B"),
             [draw.entity("P")],
             draw.entity("T"),
-            draw.pick(tuple(ROOMS)),
             draw.pick(("gold", "silver", "basic")),
             "yes",
+            room,
+            nights,
+            ROOMS[room] * nights + draw.number(0, 60),
             flags,
         )
 
@@ -54,26 +57,21 @@ class Stay(Case):
         booking: str,
         payments: Sequence[str],
         ticket: str,
-        room: str,
         tier: str,
         verified: str,
+        room: str,
+        nights: int,
+        total: int,
         flags: Mapping[str, Any],
     ) -> None:
         guest = self._draw.entity("G")
         name = self._draw.pick(GUEST_NAMES)
         self.rows["guests"].append({"guest_id": guest, "name": name, "tier": tier, "verified": verified})
         self.rows["bookings"].append(
-            {
-                "booking_id": booking,
-                "guest_id": guest,
-                "room": room,
-                "nights": self.nights,
-                "total": self.total,
-                **flags,
-            }
+            {"booking_id": booking, "guest_id": guest, "room": room, "nights": nights, "total": total, **flags}
         )
         for payment in payments:
-            self.rows["payments"].append({"payment_id": payment, "booking_id": booking, "amount": self.total})
+            self.rows["payments"].append({"payment_id": payment, "booking_id": booking, "amount": total})
         self.rows["tickets"].append({"ticket_id": ticket, "booking_id": booking})
 
     def difference(self, room: str) -> int:

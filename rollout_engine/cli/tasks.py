@@ -1,0 +1,182 @@
+"""``bin/tasks``: list, show, export and check the tasks that an agent is trained and measured on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from protocol.records import ToolCall
+from rollout_engine.cli.failures import exit_on_known_fault
+from rollout_engine.environments.backend import replay
+from rollout_engine.environments.registry import DOMAINS, domain, find_task, generate, read_tasks
+from rollout_engine.environments.rules import check_disjoint, check_split, check_task
+from rollout_engine.environments.task import Say, Split, Task, Turn, to_data
+from rollout_engine.errors import ConfigurationError
+from rollout_engine.grading.diff import compare, explain
+
+app = App(name="tasks", help=__doc__)
+console = Console()
+
+SPLITS: tuple[Split, ...] = ("train", "heldout")
+
+DomainsOption = Annotated[tuple[str, ...], Parameter(help="Domains; all by default.", consume_multiple=True)]
+SplitOption = Annotated[Literal["train", "heldout", "both"], Parameter(help="Which split.")]
+CountOption = Annotated[int, Parameter(help="Tasks a split, spread evenly over the families.")]
+SeedOption = Annotated[int, Parameter(help="The run's seed.")]
+FileOption = Annotated[Path | None, Parameter(help="A task file instead of the generators.")]
+
+
+@app.command
+def check(
+    *,
+    domains: DomainsOption = DOMAINS,
+    split: SplitOption = "both",
+    count: CountOption = 160,
+    seed: SeedOption = 0,
+    file: FileOption = None,
+) -> None:
+    """Check that oracles pass, that doing nothing, a missing call and every slip fail, and that splits are disjoint."""
+    with exit_on_known_fault("tasks"):
+        if file:
+            tasks = read_tasks(file)
+        else:
+            tasks = _generated(domains, split, count, seed)
+        faults = _faults(tasks, generated=file is None)
+        console.print(_summary(tasks, faults))
+        if faults:
+            for fault in faults.values():
+                console.print(fault, markup=False, highlight=False, soft_wrap=True)
+            raise ConfigurationError(f"{len(faults)} of {len(tasks)} tasks can't be used")
+        console.print(f"{len(tasks)} tasks are sound")
+
+
+@app.command(name="list")
+def list_tasks(
+    *,
+    domains: DomainsOption = DOMAINS,
+    split: SplitOption = "both",
+    count: CountOption = 40,
+    seed: SeedOption = 0,
+    file: FileOption = None,
+) -> None:
+    """Print each task's id and opening."""
+    with exit_on_known_fault("tasks"):
+        for task in read_tasks(file) if file else _generated(domains, split, count, seed):
+            console.print(f"{task.id}\t{task.opening}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command
+def show(id: str, *, file: FileOption = None) -> None:
+    """Print a task: what the user says and knows, its rows, the oracle, the changes it must leave, the slips."""
+    with exit_on_known_fault("tasks"):
+        _show(_in_file(id, file) if file else find_task(id))
+
+
+@app.command
+def export(
+    *,
+    domains: DomainsOption = DOMAINS,
+    split: SplitOption = "both",
+    count: CountOption = 40,
+    seed: SeedOption = 0,
+) -> None:
+    """Print tasks as a JSON array: a task file to edit and to check with --file."""
+    with exit_on_known_fault("tasks"):
+        json.dump([to_data(task) for task in _generated(domains, split, count, seed)], sys.stdout, indent=1)
+        print()
+
+
+def _generated(domains: Sequence[str], split: str, count: int, seed: int) -> list[Task]:
+    splits = SPLITS if split == "both" else (split,)
+    return [task for part in splits for task in generate(domains, part, count, seed)]
+
+
+def _in_file(id: str, file: Path) -> Task:
+    for task in read_tasks(file):
+        if task.id == id:
+            return task
+    raise ConfigurationError(f"{file} has no task {id!r}")
+
+
+def _faults(tasks: Sequence[Task], generated: bool) -> dict[str, str]:
+    """What is wrong, by task id. What concerns several tasks is raised at once."""
+    if generated:
+        check_split(tasks)
+    by_split = {split: [task for task in tasks if task.split == split] for split in SPLITS}
+    check_disjoint(by_split["train"], by_split["heldout"])
+    faults = {}
+    for task in tasks:
+        try:
+            check_task(domain(task.domain), task)
+        except ConfigurationError as error:
+            faults[task.id] = str(error)
+    return faults
+
+
+def _summary(tasks: Sequence[Task], faults: dict[str, str]) -> Table:
+    """A row a family: median turns, mean tool calls, the share that asks the user first."""
+    table = Table()
+    table.add_column("family", no_wrap=True)
+    for heading in ("tasks", "turns", "calls", "asks", "slips", "faults"):
+        table.add_column(heading, justify="right")
+    families: dict[tuple[str, str], list[Task]] = {}
+    for task in tasks:
+        families.setdefault((task.domain, task.family), []).append(task)
+    for (name, family), members in families.items():
+        asks = mean(isinstance(task.script[0], Say) for task in members)
+        table.add_row(
+            f"{name}/{family}",
+            str(len(members)),
+            f"{median(len(task.script) for task in members):g}",
+            f"{mean(len(task.oracle) for task in members):.1f}",
+            f"{asks:.0%}",
+            str(sum(len(task.slips) for task in members)),
+            str(sum(task.id in faults for task in members)),
+        )
+    return table
+
+
+def _show(task: Task) -> None:
+    home = domain(task.domain)
+    plain = {"markup": False, "highlight": False, "soft_wrap": True}
+    console.print(f"{task.id}\n\nuser: {task.opening}", **plain)
+    for fact, value in task.facts.items():
+        console.print(f"  knows {fact} = {value}", **plain)
+    console.print("\nrows", **plain)
+    for table, rows in task.rows.items():
+        for row in rows:
+            console.print(f"  {table}: {json.dumps(row)}", **plain)
+    console.print("\noracle", **plain)
+    results, expected = replay(home, task, task.oracle)
+    answers = iter(results)
+    for turn in task.script:
+        answer = f" -> {next(answers).text}" if isinstance(turn, ToolCall) else ""
+        console.print(f"  {_turn(turn)}{answer}", **plain)
+    console.print("\nchanges it must leave (missing or wrong when nothing is done)", **plain)
+    for reason in explain(compare(home.schema.tables, expected, replay(home, task, ())[1])):
+        console.print(f"  {reason}", **plain)
+    for slip in task.slips:
+        console.print(f"\nslip {slip.name}{' (main decision)' if slip.main else ''}", **plain)
+        calls = [turn for turn in slip.script if isinstance(turn, ToolCall)]
+        for call in calls:
+            console.print(f"  {_turn(call)}", **plain)
+        for reason in explain(compare(home.schema.tables, expected, replay(home, task, calls)[1])):
+            console.print(f"  fails: {reason}", **plain)
+
+
+def _turn(turn: Turn) -> str:
+    if isinstance(turn, Say):
+        return f"say: {turn.text}"
+    return f"{turn.name}({', '.join(f'{name}={value!r}' for name, value in (turn.arguments or {}).items())})"
+
+
+if __name__ == "__main__":
+    app()
