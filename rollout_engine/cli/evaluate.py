@@ -13,21 +13,17 @@ from protocol import config as configuration
 from protocol.config import Config
 from rollout_engine.cli.campaign import check_campaign, run_campaign, split_urls, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
-from rollout_engine.curation.candidates import heldout_tasks, training_candidates
-from rollout_engine.curation.pool import read_pool
+from rollout_engine.cli.options import ActorsOption, RepeatOption, TasksOption, WeightsOption
 from rollout_engine.environments.task import Task
-from rollout_engine.errors import ConfigurationError
 from rollout_engine.evaluation.attempts import PolicyStamp
 from rollout_engine.evaluation.coverage import check_coverage
 from rollout_engine.evaluation.files import evaluation_file
 from rollout_engine.evaluation.report import campaign_figures
 from rollout_engine.evaluation.tables import campaign_table
+from rollout_engine.evaluation.tasks import checked_repeat, evaluated_tasks
 
-app = App(name="evaluate", help=__doc__)
+app = App(name="evaluate", help=__doc__, version_flags=(), default_parameter=Parameter(negative=()))
 console = Console()
-
-TasksOption = Annotated[str, Parameter(help="heldout, train, or a file: pool.json, or task ids one a line.")]
-RepeatOption = Annotated[int | None, Parameter(help="Attempts a task; evaluation.repeat by default.")]
 
 
 @app.default
@@ -36,13 +32,11 @@ def evaluate(
     config: Annotated[Path, Parameter(help="The run's YAML file.")],
     tasks: TasksOption = "heldout",
     repeat: RepeatOption = None,
-    actors: Annotated[
-        tuple[str, ...], Parameter(consume_multiple=True, help="URLs of actors, separated by commas or blanks.")
-    ] = (),
+    actors: ActorsOption = (),
     out: Annotated[Path | None, Parameter(help="File of attempts; RUN/evaluation/LABEL.jsonl by default.")] = None,
     label: Annotated[str, Parameter(help="What to call the policy that the actors serve.")] = "base",
-    version: Annotated[int, Parameter(help="Its policy version.")] = 0,
-    weights: Annotated[Path | None, Parameter(help="Its model folder, to keep a digest with every row.")] = None,
+    policy_version: Annotated[int, Parameter(help="Its version, as the learner announced it.")] = 0,
+    weights: WeightsOption = None,
     set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
     dry_run: Annotated[bool, Parameter(help="Print the resolved configuration, check what can be checked.")] = False,
 ) -> None:
@@ -57,7 +51,7 @@ def evaluate(
         chosen = evaluated_tasks(resolved, tasks)
         attempts = checked_repeat(resolved, repeat)
         path = out or evaluation_file(resolved, label)
-        policy = stamp(label, version, weights)
+        policy = stamp(label, policy_version, weights)
         trio.run(_evaluate, resolved, chosen, attempts, path, policy, split_urls(actors, resolved), dry_run)
 
 
@@ -70,37 +64,6 @@ async def _evaluate(
     rows = await run_campaign(config, tasks, attempts, path, policy, urls, policy.label, console)
     check_coverage(rows, [task.id for task in tasks], attempts).require(str(path))
     console.print(campaign_table(campaign_figures(rows, config.evaluation.token_price)))
-
-
-def checked_repeat(config: Config, repeat: int | None) -> int:
-    """Attempts a task; raises :class:`ConfigurationError` for less than one."""
-    attempts = config.evaluation.repeat if repeat is None else repeat
-    if attempts < 1:
-        raise ConfigurationError(f"--repeat is {attempts}: a task is attempted at least once")
-    return attempts
-
-
-def evaluated_tasks(config: Config, which: str) -> list[Task]:
-    """Tasks that ``--tasks`` names: ``heldout``, ``train``, or those of a file.
-
-    Raises :class:`ConfigurationError` for a file that can't be read, is empty or names an unknown task.
-    """
-    if which == "heldout":
-        return heldout_tasks(config)
-    if which == "train":
-        return training_candidates(config)
-    path = Path(which)
-    if not path.is_file():
-        raise ConfigurationError(f"--tasks is {which!r}: use heldout, train, or a file of task ids")
-    ids = read_pool(path).tasks if path.suffix == ".json" else path.read_text().split()
-    by_id = {task.id: task for task in [*training_candidates(config), *heldout_tasks(config)]}
-    if not ids:
-        raise ConfigurationError(f"{path} names no task")
-    if unknown := [id for id in ids if id not in by_id]:
-        raise ConfigurationError(
-            f"{path} names {unknown[0]}, which this configuration doesn't generate: check tasks.* and seed"
-        )
-    return [by_id[id] for id in dict.fromkeys(ids)]
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ from protocol import config as configuration
 from protocol.config import Config
 from rollout_engine.cli.campaign import check_campaign, run_campaign, split_urls, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
+from rollout_engine.cli.options import ActorsOption, WeightsOption
 from rollout_engine.curation.candidates import training_candidates
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.evaluation.attempts import AttemptRow, PolicyStamp
 from rollout_engine.evaluation.files import probe_file
 
-app = App(name="probe", help=__doc__)
+app = App(name="probe", help=__doc__, version_flags=(), default_parameter=Parameter(negative=()))
 console = Console()
 
 
@@ -28,11 +29,9 @@ console = Console()
 def probe(
     *,
     config: Annotated[Path, Parameter(help="The run's YAML file.")],
-    actors: Annotated[
-        tuple[str, ...], Parameter(consume_multiple=True, help="URLs of actors, separated by commas or blanks.")
-    ] = (),
+    actors: ActorsOption = (),
     label: Annotated[str, Parameter(help="What to call the policy that the actors serve.")] = "base",
-    weights: Annotated[Path | None, Parameter(help="Its model folder, to keep a digest with every row.")] = None,
+    weights: WeightsOption = None,
     set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
     dry_run: Annotated[bool, Parameter(help="Print the resolved configuration, check what can be checked.")] = False,
 ) -> None:

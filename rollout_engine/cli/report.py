@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import trio
 from cyclopts import App, Parameter
 from rich.console import Console
+from rich.markup import escape
 
 from protocol import config as configuration
 from protocol import log
+from protocol.bus import BusError, connect
 from protocol.config import Config
 from protocol.records import Batch
-from rollout_engine.cli.evaluate import RepeatOption, TasksOption, checked_repeat, evaluated_tasks
 from rollout_engine.cli.failures import exit_on_known_fault
+from rollout_engine.cli.options import RepeatOption, TasksOption
 from rollout_engine.curation.pool import read_pool
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.evaluation import files
@@ -23,10 +26,11 @@ from rollout_engine.evaluation.coverage import check_coverage
 from rollout_engine.evaluation.page import PageInputs, render_page
 from rollout_engine.evaluation.report import Report, build_report, write_report
 from rollout_engine.evaluation.tables import family_table, headline_table
+from rollout_engine.evaluation.tasks import checked_repeat, evaluated_tasks
 from rollout_engine.evaluation.training import read_metrics
 from rollout_engine.evaluation.transcripts import Transcript, choose_failures, read_transcripts
 
-app = App(name="report", help=__doc__)
+app = App(name="report", help=__doc__, version_flags=(), default_parameter=Parameter(negative=()))
 console = Console()
 
 
@@ -39,7 +43,7 @@ def report(
     base: Annotated[Path | None, Parameter(help="Attempts of the base policy; RUN/evaluation/base.jsonl.")] = None,
     trained: Annotated[Path | None, Parameter(help="Of the trained one; RUN/evaluation/trained.jsonl.")] = None,
     logs: Annotated[
-        tuple[Path, ...], Parameter(consume_multiple=True, help="Exported logs, for the ledger; RUN/log by default.")
+        tuple[Path, ...], Parameter(consume_multiple=True, help="Exported logs, for the ledger; RUN/log, or NATS.")
     ] = (),
     set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
 ) -> None:
@@ -54,7 +58,7 @@ def report(
         seconds = _seconds(files.seconds_file(resolved))
         made = build_report(resolved.run, *rows, seconds, resolved.evaluation.token_price)
         failures = _failures(rows[1], after, made)
-        page = render_page(_inputs(resolved, made, failures, _batches(resolved, logs)))
+        page = render_page(_inputs(resolved, made, failures, trio.run(_batches, resolved, logs)))
         write_report(made, files.report_file(resolved))
         files.page_file(resolved).write_text(page, encoding="utf-8")
         console.print(headline_table(made))
@@ -84,10 +88,18 @@ def _failures(rows: list[AttemptRow], path: Path, made: Report) -> list[Transcri
     return read_transcripts(files.transcripts_file(path), keys)
 
 
-def _batches(config: Config, logs: tuple[Path, ...]) -> list[Batch]:
-    found = config.path / "log"
-    paths = list(logs) or ([found] if found.exists() else [])
-    return list(log.read(paths).batches.values()) if paths else []
+async def _batches(config: Config, logs: tuple[Path, ...]) -> list[Batch]:
+    """Batches of exported logs, or, without any, of the run's log on NATS when a server answers."""
+    exported = files.log_folder(config)
+    if logs or exported.exists():
+        return list(log.read(logs or [exported]).batches.values())
+    try:
+        async with connect(config.nats, config.run) as bus:
+            found = [await bus.batch(step) for step in range(config.learner.steps)]
+    except BusError as error:
+        console.print(f"[yellow]report:[/] no ledger on the page: {escape(str(error))}")
+        return []
+    return [batch for batch in found if batch is not None]
 
 
 def _inputs(config: Config, made: Report, failures: list[Transcript], batches: list[Batch]) -> PageInputs:

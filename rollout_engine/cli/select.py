@@ -19,7 +19,7 @@ from rollout_engine.evaluation.attempts import read_rows
 from rollout_engine.evaluation.files import pool_file, probe_file
 from rollout_engine.evaluation.tables import histogram_table
 
-app = App(name="select", help=__doc__)
+app = App(name="select", help=__doc__, version_flags=(), default_parameter=Parameter(negative=()))
 console = Console()
 
 

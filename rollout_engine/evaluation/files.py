@@ -37,7 +37,12 @@ def seconds_file(config: Config) -> Path:
 
 def metrics_file(config: Config) -> Path:
     """The learner's metrics, one JSON line an update."""
-    return config.path / "learner" / "metrics.jsonl"
+    return config.path / "metrics.jsonl"
+
+
+def log_folder(config: Config) -> Path:
+    """Where a run's log is looked for when it was exported to files."""
+    return config.path / "log"
 
 
 def report_file(config: Config) -> Path:

@@ -42,7 +42,7 @@ class PageInputs:
 def render_page(inputs: PageInputs) -> str:
     """The page as HTML."""
     report = inputs.report
-    found = curves(inputs.metrics, inputs.batches)
+    found = curves(inputs.metrics)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

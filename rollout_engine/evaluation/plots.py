@@ -77,12 +77,12 @@ def reliability_curves(report: Mapping[str, Any]) -> str:
             for name, style, what in (("pass_at", "--", "at least once"), ("pass_hat", "-", "every time")):
                 ks = [int(k) for k in figures[name]]
                 values = list(figures[name].values())
-                axes.plot(ks, values, style, color=colour, lw=2, marker="o", ms=4, label=f"{label}, {what}")
+                axes.plot(ks, values, style, color=colour, lw=2, marker="o", ms=3.5, label=f"{label}, {what}")
         axes.set_xscale("log", base=2)
         axes.set_xticks(ks, [str(k) for k in ks])
         axes.set_xlabel("attempts k")
         _share_axis(axes, top=1.04)
-        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, handlelength=1.8, columnspacing=1.2)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, handlelength=2.6, columnspacing=1.2)
         return _svg(figure)
 
 
@@ -98,7 +98,7 @@ def family_dumbbells(report: Mapping[str, Any]) -> str:
             axes.plot(before, y, "o", ms=8, color=BEFORE)
             axes.plot(after, y, "o", ms=8, color=colour)
             axes.annotate(
-                f"{100 * (after - before):+.0f}",
+                f"{100 * (after - before):+.0f}".replace("-", "−"),
                 (1.03, y),
                 va="center",
                 color=colour,
@@ -124,6 +124,7 @@ def training_curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         columns = min(len(curves), 3)
         rows = -(-len(curves) // columns)
         figure = Figure((_FULL, 2.5 * rows), layout="constrained")
+        figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
         grid = figure.subplots(rows, columns, squeeze=False).flatten()
         for axes, (title, points) in zip(grid, curves.items(), strict=False):
             steps, values = [step for step, _ in points], [value for _, value in points]

@@ -20,7 +20,7 @@ def percent(share: float) -> str:
 
 
 def points(change: float) -> str:
-    return f"{100 * change:+.1f} points"
+    return _minus(f"{100 * change:+.1f} points")
 
 
 def count(value: float | None) -> str:
@@ -28,14 +28,14 @@ def count(value: float | None) -> str:
     return DASH if value is None else f"{value:,.0f}".replace(",", "\u202f")
 
 
-def factor(before: float | None, after: float | None) -> str:
-    """``after`` over ``before``: ×2.8; a dash when there is nothing to divide by."""
-    return f"×{after / before:.2f}" if before and after is not None else DASH
+def factor(before: int, after: int) -> str:
+    """``after`` over ``before``: ×2.82, or +8 tasks when there were none before."""
+    return f"×{after / before:.2f}" if before else f"{after:+d} tasks"
 
 
 def relative(before: float | None, after: float | None) -> str:
-    """Change in percent: -43 %."""
-    return f"{100 * (after / before - 1):+.0f} %" if before and after is not None else DASH
+    """Change in percent: −43 %."""
+    return _minus(f"{100 * (after / before - 1):+.0f} %") if before and after is not None else DASH
 
 
 def headline_rows(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -146,3 +146,8 @@ def _campaign_cells(scope: Mapping[str, Any], rate: str) -> list[str]:
 
 def _observed(figures: Mapping[str, Any]) -> str:
     return f"{figures['observed_all']} ({percent(figures['observed_all_share'])})"
+
+
+def _minus(text: str) -> str:
+    """A hyphen set as the minus sign that it means."""
+    return text.replace("-", "−")

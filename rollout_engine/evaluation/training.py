@@ -6,7 +6,8 @@ is left out rather than drawn flat.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ from rollout_engine.errors import ConfigurationError
 
 Points = list[tuple[int, float]]
 
-_FROM_METRICS = {
-    "entropy": "Entropy (nats a token)",
-    "sampled_tokens_mean": "Sampled tokens an episode",
-    "grad_norm": "Gradient norm",
-    "behaviour_difference": "|learner − actor| log-probability",
+_CURVES: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "Reward (pass rate)": lambda row: row["reward_mean"],
+    "Zero-variance groups (share)": lambda row: 1 - row["informative_groups"] / row["groups"],
+    "Entropy (nats a token)": lambda row: row["entropy"],
+    "Sampled tokens an episode": lambda row: row["sampled_mean"],
+    "Gradient norm": lambda row: row["grad_norm"],
+    "|learner − actor| (nats a token)": lambda row: row["behaviour_difference"],
 }
-"""Curves that the learner measures: field of a metrics row, title."""
+"""Curve of each title, from one row of the learner's metrics."""
 
 
 class LedgerRow(msgspec.Struct, frozen=True):
@@ -83,22 +86,16 @@ def ledger_rows(batches: Sequence[Batch]) -> list[LedgerRow]:
     return rows
 
 
-def curves(metrics: Sequence[Mapping[str, Any]], batches: Sequence[Batch]) -> dict[str, Points]:
-    """Curves over steps by title, those without points left out. A step logged twice counts as it was last."""
-    ledger = ledger_rows(batches)
-    by_step = {int(row["step"]): row for row in metrics if "step" in row}
-    found: dict[str, Points] = {
-        "Reward (pass rate of the rollouts)": [(row.step, row.pass_rate) for row in ledger],
-        "Zero-variance groups (share)": [(batch.step, _zero_variance(batch)) for batch in _ordered(batches)],
-    }
-    for field, title in _FROM_METRICS.items():
-        found[title] = [(step, float(row[field])) for step, row in sorted(by_step.items()) if field in row]
+def curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
+    """Curves over steps by title; a step without a figure (no update, no groups) is a gap."""
+    ordered = sorted((row for row in metrics if "step" in row), key=lambda row: row["step"])
+    found = {title: _points(ordered, figure) for title, figure in _CURVES.items()}
     return {title: points for title, points in found.items() if points}
 
 
-def _ordered(batches: Sequence[Batch]) -> list[Batch]:
-    return sorted((batch for batch in batches if batch.groups), key=lambda batch: batch.step)
-
-
-def _zero_variance(batch: Batch) -> float:
-    return sum(group.bucket == "zero_variance" for group in batch.groups) / len(batch.groups)
+def _points(rows: Sequence[Mapping[str, Any]], figure: Callable[[Mapping[str, Any]], float]) -> Points:
+    points = []
+    for row in rows:
+        with suppress(KeyError, ZeroDivisionError):
+            points.append((int(row["step"]), float(figure(row))))
+    return points
