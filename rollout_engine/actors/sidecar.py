@@ -67,6 +67,8 @@ class Sidecar:
         self._tell = tell
         self._target: PolicyVersion | None = None
         self._up = False
+        self._failures = 0
+        """Health checks failed in a row."""
         self._busy = False
         """Weights are being changed, so the engine core may be slow to answer and its label means nothing."""
         self._loaded: int | None = None
@@ -123,12 +125,11 @@ class Sidecar:
 
     async def _beat(self) -> None:
         """Say how the server is every ``health_every`` seconds; give it up after ``health_failures`` in a row."""
-        failures = 0
         while True:
             if self._up:
-                failures = 0 if await self._answers() else failures + 1
-                if failures >= self._config.actor.health_failures or (self._server and self._server.exited):
-                    failures = 0
+                self._failures = 0 if await self._answers() else self._failures + 1
+                gone = self._server is not None and self._server.exited
+                if gone or self._failures >= self._config.actor.health_failures:
                     self._lose(f"{self._control.url} is not healthy")
             await self._publish()
             await asyncio.sleep(self._config.actor.health_every)
@@ -164,7 +165,7 @@ class Sidecar:
         if self._target is not None:
             await self._control.set_weight_label(UNPROVEN)
         self._note = "" if self._target else "no policy version announced yet"
-        self._up = True
+        self._up, self._failures = True, 0
         self._tell(f"{self._control.url} is up after {time.monotonic() - began:.1f} s")
         await self._publish()
 
@@ -246,7 +247,7 @@ class Sidecar:
                     url=self._control.url,
                     model=self._model,
                     version=NO_VERSION if self._proven is None else self._proven,
-                    serving=self._proven is not None,
+                    serving=self._proven is not None and not self._failures,
                     load=self._load,
                     proof=self._proof,
                     time=time.time(),

@@ -1,6 +1,7 @@
-"""Writes a random Qwen3-architecture model folder, weights only, from numpy.
+"""A random Qwen3-architecture model folder, weights only, and what that model computes, in numpy.
 
-Invariant: the same arguments give the same bytes, so that two servers can be asked to agree on them.
+Invariant: the same arguments give the same bytes, so that two servers can be asked to agree on them; and the
+reference shares no code with vLLM or with the learner.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -80,3 +81,47 @@ def write_model(
     weights = folder / "model.safetensors"
     save_file(tensors, weights, metadata={"format": "pt"})
     return {weights.name: hashlib.sha256(weights.read_bytes()).hexdigest()}
+
+
+def reference_logprobs(folder: Path, ids: list[int]) -> np.ndarray:
+    """float64 [T - 1]: log-probability of each of ``ids[1:]`` after those before it."""
+    config = json.loads((folder / "config.json").read_text())
+    weights = {name: value.astype(np.float64) for name, value in load_file(folder / "model.safetensors").items()}
+    heads, kv_heads, dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    length = len(ids)
+    angles = np.outer(np.arange(length), config["rope_theta"] ** (-np.arange(0, dim, 2) / dim))
+    cos, sin = np.tile(np.cos(angles), 2)[:, None], np.tile(np.sin(angles), 2)[:, None]
+    future = np.triu(np.ones((length, length), bool), 1)
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"]) * weights[name + ".weight"]
+
+    def rotate(x: np.ndarray) -> np.ndarray:
+        first, second = np.split(x, 2, -1)
+        return x * cos + np.concatenate([-second, first], -1) * sin
+
+    x = weights["model.embed_tokens.weight"][ids]
+    for layer in range(config["num_hidden_layers"]):
+        name = f"model.layers.{layer}."
+
+        def project(x: np.ndarray, matrix: str, name: str = name) -> np.ndarray:
+            return x @ weights[f"{name}{matrix}.weight"].T
+
+        h = norm(x, name + "input_layernorm")
+        q = project(h, "self_attn.q_proj").reshape(length, heads, dim)
+        k = project(h, "self_attn.k_proj").reshape(length, kv_heads, dim)
+        v = project(h, "self_attn.v_proj").reshape(length, kv_heads, dim)
+        q, k = rotate(norm(q, name + "self_attn.q_norm")), rotate(norm(k, name + "self_attn.k_norm"))
+        k, v = np.repeat(k, heads // kv_heads, 1), np.repeat(v, heads // kv_heads, 1)
+        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(dim)
+        scores = np.where(future, -np.inf, scores)
+        attention = np.exp(scores - scores.max(-1, keepdims=True))
+        attention /= attention.sum(-1, keepdims=True)
+        x = x + project(np.einsum("hqk,khd->qhd", attention, v).reshape(length, -1), "self_attn.o_proj")
+        h = norm(x, name + "post_attention_layernorm")
+        gate = project(h, "mlp.gate_proj")
+        x = x + project(gate / (1 + np.exp(-gate)) * project(h, "mlp.up_proj"), "mlp.down_proj")
+    logits = norm(x, "model.norm") @ weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T
+    logits = logits[:-1]
+    shifted = logits - logits.max(-1, keepdims=True)
+    return (shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))[np.arange(length - 1), ids[1:]]

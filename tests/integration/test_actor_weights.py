@@ -1,0 +1,124 @@
+"""A vLLM server whose weights were pushed computes what a fresh server on those weights computes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from protocol.config import Config, resolve
+from protocol.server import free_port
+from rollout_engine.actors.control import ServerControl
+from rollout_engine.actors.policy import GenerateRequest, Sampling
+from rollout_engine.actors.server import ROOT, VllmServer
+from rollout_engine.actors.vllm import VllmActor
+from tests.integration.tiny_qwen3 import reference_logprobs, write_model
+
+pytestmark = pytest.mark.vllm
+
+ACTOR_PYTHON = str(ROOT / ".venv" / "actor" / "bin" / "python")
+SHARED = [7 + 3 * i % 301 for i in range(70)]
+PROMPTS = [SHARED + [20 + i, 30 + i] for i in range(3)] + [SHARED + list(range(40, 60))]
+"""They share two whole blocks of the prefix cache, so stale keys and values would show."""
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass
+class Outcome:
+    ids: list[list[int]]
+    logprobs: np.ndarray
+
+
+@dataclass
+class Observed:
+    """What one server said at each stage, and what a fresh server on the second model said."""
+
+    before: Outcome
+    pushed: Outcome
+    back: Outcome
+    fresh: Outcome
+    scored: dict[str, np.ndarray]
+
+
+def server_config(folder: Path) -> Config:
+    actor = {"port": free_port(), "dtype": "float32", "start_timeout": 300.0}
+    return resolve({"run": "weights", "folder": str(folder), "model": {"max_model_len": 256}, "actor": actor})
+
+
+async def ask(actor: VllmActor, sampling: Sampling = GREEDY) -> Outcome:
+    outcomes = [
+        await actor.generate(GenerateRequest(prompt, 12, sampling, stop_ids=(), episode="e")) for prompt in PROMPTS
+    ]
+    return Outcome([o.ids for o in outcomes], np.array([o.logprobs for o in outcomes]))
+
+
+async def push(control: ServerControl, folder: Path) -> None:
+    await control.pause(60)
+    await control.load_weights(folder, 60)
+    await control.reset_prefix_cache(60)
+    await control.resume()
+
+
+async def observe(tmp: Path, first: Path, second: Path) -> Observed:
+    configs = [server_config(tmp / name) for name in ("pushed", "fresh")]
+    servers = [VllmServer(config, config.path / "vllm.log", ACTOR_PYTHON) for config in configs]
+    async with httpx.AsyncClient() as client:
+        actors = [VllmActor(server.url, client, timeout=60.0, version=0) for server in servers]
+        control = ServerControl(servers[0].url, client, 60.0)
+        try:
+            await asyncio.gather(servers[0].start(first), servers[1].start(second))
+            before = await ask(actors[0])
+            scored = {"first": await control.logprobs(np.array(PROMPTS[-1]), 60.0)}
+            await push(control, second)
+            pushed = await ask(actors[0])
+            scored["second"] = await control.logprobs(np.array(PROMPTS[-1]), 60.0)
+            await push(control, first)
+            return Observed(before, pushed, await ask(actors[0]), await ask(actors[1]), scored)
+        finally:
+            await asyncio.gather(*(server.stop() for server in servers))
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("first", "second")):
+        write_model(folder / name, seed, tied=request.param)
+    return folder / "first", folder / "second"
+
+
+@pytest.fixture(scope="module")
+def observed(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Observed:
+    return asyncio.run(observe(tmp_path_factory.mktemp("servers"), *models))
+
+
+def assert_same(left: Outcome, right: Outcome) -> None:
+    assert left.ids == right.ids
+    np.testing.assert_allclose(left.logprobs, right.logprobs, atol=1e-5)
+
+
+def test_pushed_weights_compute_what_a_fresh_server_computes(observed: Observed) -> None:
+    assert_same(observed.pushed, observed.fresh)
+    assert observed.pushed.ids != observed.before.ids
+
+
+def test_pushing_the_first_weights_again_gives_the_first_answers_again(observed: Observed) -> None:
+    assert_same(observed.back, observed.before)
+
+
+def test_logprobs_of_sampled_tokens_are_those_of_the_model(observed: Observed, models: tuple[Path, Path]) -> None:
+    for prompt, ids, logprobs in zip(PROMPTS, observed.before.ids, observed.before.logprobs, strict=True):
+        expected = reference_logprobs(models[0], prompt + ids)[-len(ids) :]
+        np.testing.assert_allclose(logprobs, expected, atol=2e-4)
+        assert logprobs.max() < 0
+
+
+def test_prompt_logprobs_are_those_of_the_model_at_temperature_1(
+    observed: Observed, models: tuple[Path, Path]
+) -> None:
+    for name, folder in zip(("first", "second"), models, strict=True):
+        expected = reference_logprobs(folder, PROMPTS[-1])
+        np.testing.assert_allclose(observed.scored[name], expected, atol=2e-4)
