@@ -6,6 +6,7 @@ Invariant: running a finished campaign again opens no actor and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from protocol.config import Config
-from protocol.records import Trajectory
 from rollout_engine.engine import open_runner
 from rollout_engine.environments.task import Task
-from rollout_engine.evaluation.attempts import AttemptFile, AttemptRow, Key, PolicyStamp, weights_digest
+from rollout_engine.evaluation.attempts import AttemptFile, AttemptRow, PolicyStamp, good_rows, weights_digest
 from rollout_engine.evaluation.files import transcripts_file
 from rollout_engine.evaluation.repeats import missing_keys, run_attempts
 from rollout_engine.evaluation.transcripts import open_transcripts, write_transcript
@@ -46,24 +46,21 @@ async def run_campaign(
     """Run what ``path`` lacks of ``tasks`` x ``attempts``; every row of the file, error rows included."""
     with AttemptFile(path, policy) as file:
         missing = missing_keys(tasks, attempts, file.done)
-        console.print(f"{scope}: {len(file.rows)} attempts are in {path}, {len(missing)} to run", highlight=False)
+        done = f"{len(file.rows)} attempts are in {path}" if file.rows else f"attempts go into {path}"
+        console.print(f"{scope}: {done}, {len(missing)} to run", highlight=False, soft_wrap=True)
         if not missing:
             return file.rows
-        failed: list[AttemptRow] = []
-        with _bar(console) as progress, open_transcripts(transcripts_file(path)) as transcripts:
-            total = len(tasks) * attempts
-            bar = progress.add_task(scope, total=total, completed=total - len(missing), note="")
+        total = len(tasks) * attempts
+        tally = _Tally(len(file.rows), sum(row.passed for row in file.rows), [])
+        async with open_runner(config, urls, policy.version) as runner:
+            with _bar(console) as progress, open_transcripts(transcripts_file(path)) as transcripts:
+                bar = progress.add_task(scope, total=total, completed=total - len(missing), note="")
 
-            def keep(trajectory: Trajectory, key: Key) -> None:
-                write_transcript(transcripts, key, trajectory)
+                def record(row: AttemptRow) -> None:
+                    file.append(row)
+                    tally.add(row)
+                    progress.update(bar, advance=1, note=str(tally))
 
-            def record(row: AttemptRow) -> None:
-                file.append(row)
-                if row.error is not None:
-                    failed.append(row)
-                progress.update(bar, advance=1, note=_note(file.rows, failed))
-
-            async with open_runner(config, urls, policy.version) as runner:
                 await run_attempts(
                     tasks,
                     attempts,
@@ -74,9 +71,9 @@ async def run_campaign(
                     record,
                     policy=policy,
                     backoff=config.rollout.retry_backoff,
-                    on_trajectory=keep,
+                    on_trajectory=lambda trajectory, key: write_transcript(transcripts, key, trajectory),
                 )
-        return file.rows + failed
+        return file.rows + tally.failed
 
 
 async def check_campaign(
@@ -90,13 +87,13 @@ async def check_campaign(
     console: Console,
 ) -> None:
     """What a dry run can check: the file is a campaign of this policy, and the actors answer."""
-    with AttemptFile(path, policy) as file:
-        missing = missing_keys(tasks, attempts, file.done)
+    missing = missing_keys(tasks, attempts, {row.key for row in good_rows(path, policy)})
     async with open_runner(config, urls, policy.version):
         pass
     console.print(
         f"{scope}: {len(tasks)} tasks × {attempts} attempts onto {path}, {len(missing)} to run; the actors answer",
         highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -112,6 +109,21 @@ def _bar(console: Console) -> Progress:
     )
 
 
-def _note(rows: Sequence[AttemptRow], failed: Sequence[AttemptRow]) -> str:
-    rate = f"pass rate {sum(row.passed for row in rows) / len(rows):.3f}" if rows else ""
-    return f"{rate}  [yellow]{len(failed)} system errors[/]" if failed else rate
+@dataclass
+class _Tally:
+    """What the bar says beside the count."""
+
+    graded: int
+    passed: int
+    failed: list[AttemptRow]
+
+    def add(self, row: AttemptRow) -> None:
+        if row.error is not None:
+            self.failed.append(row)
+        else:
+            self.graded += 1
+            self.passed += row.passed
+
+    def __str__(self) -> str:
+        rate = f"pass rate {self.passed / self.graded:.3f}" if self.graded else ""
+        return f"{rate}  [yellow]{len(self.failed)} system errors[/]" if self.failed else rate

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-TasksOption = Annotated[str, Parameter(help="heldout, train, or a file: pool.json, or task ids one a line.")]
+TasksOption = Annotated[str, Parameter(help="heldout, train, or a file: pool.json, exported tasks, or ids.")]
 RepeatOption = Annotated[int | None, Parameter(help="Attempts a task; evaluation.repeat by default.")]
 ActorsOption = Annotated[
     tuple[str, ...], Parameter(consume_multiple=True, help="URLs of actors, separated by commas or blanks.")

@@ -114,25 +114,37 @@ def weights_digest(folder: Path) -> str:
     return whole.hexdigest()[:16]
 
 
+def good_rows(path: Path, policy: PolicyStamp) -> list[AttemptRow]:
+    """Graded rows of ``path``, which a campaign of ``policy`` needn't run again.
+
+    Raises :class:`ConfigurationError` on a corrupt file, on duplicate keys, and on rows of another policy.
+    """
+    rows = read_rows(path)
+    if twice := duplicates(rows):
+        task, attempt = twice[0]
+        raise ConfigurationError(
+            f"{path} has {len(twice)} attempts more than once, the first {task} attempt {attempt}: "
+            "were two campaigns writing to it? Delete it to start over"
+        )
+    for row in rows:
+        if not _same(row.policy, policy):
+            raise ConfigurationError(
+                f"{path} holds attempts of {_describe(row.policy)}, not of {_describe(policy)}: "
+                "give this policy another file with --out, or delete that one"
+            )
+    return [row for row in rows if row.error is None]
+
+
 class AttemptFile:
     """A campaign's rows, continued.
 
-    Opening reads what is there, and leaves out error rows and an unfinished last line, atomically.
-    Raises :class:`ConfigurationError` on a corrupt file, on duplicate keys, and on rows of another policy.
+    Opening reads what is there, and leaves out error rows and an unfinished last line, atomically; it raises
+    what :func:`good_rows` raises.
     """
 
     def __init__(self, path: Path, policy: PolicyStamp):
-        rows = read_rows(path)
-        if twice := duplicates(rows):
-            task, attempt = twice[0]
-            raise ConfigurationError(
-                f"{path} has {len(twice)} attempts more than once, the first {task} attempt {attempt}: "
-                "were two campaigns writing to it? Delete it to start over"
-            )
-        _check_policy(path, rows, policy)
-        self.path = path
-        self.rows: list[AttemptRow] = [row for row in rows if row.error is None]
-        """Good rows, those of this opening included."""
+        self.rows = good_rows(path, policy)
+        """Graded rows, those of this opening included."""
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, self.rows)
         self._stream = path.open("ab")
@@ -155,14 +167,15 @@ class AttemptFile:
         self._stream.close()
 
 
-def _check_policy(path: Path, rows: Sequence[AttemptRow], policy: PolicyStamp) -> None:
-    for row in rows:
-        found = row.policy
-        if found.label != policy.label or (found.digest and policy.digest and found.digest != policy.digest):
-            raise ConfigurationError(
-                f"{path} holds attempts of policy {found.label!r} {found.digest}, not of {policy.label!r} "
-                f"{policy.digest}: give this policy another file with --out, or delete that one"
-            )
+def _same(found: PolicyStamp, wanted: PolicyStamp) -> bool:
+    """Whether both can be one policy; what either doesn't say can't contradict."""
+    versions = found.version in (None, wanted.version) or wanted.version is None
+    digests = found.digest in ("", wanted.digest) or not wanted.digest
+    return found.label == wanted.label and versions and digests
+
+
+def _describe(policy: PolicyStamp) -> str:
+    return f"policy {policy.label!r} (version {policy.version}, weights {policy.digest or 'not named'})"
 
 
 def _replace(path: Path, rows: Sequence[AttemptRow]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -76,22 +77,20 @@ def family_table(report: Mapping[str, Any]) -> Table:
     """pass@1 and observed k/k by family, deepest fall first, those that fell marked."""
     k = report["base"]["attempts_per_task"]
     halved = {fall["family"] for fall in report["families_fallen"] if fall["under_half"]}
-    table = Table(title="By family", title_style="bold", title_justify="left")
-    table.add_column("family")
-    for column in ("tasks", "pass@1 before", "after", "change", f"{k}/{k} before", "after"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+    table = Table(title="By family", title_style="bold", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("family", no_wrap=True)
+    for column in ("tasks", "pass@1, %", "points", f"{k}/{k}"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for family, old, new in sorted_families(report):
         change = new["pass_at_1"] - old["pass_at_1"]
         mark = Text("fell under half", "bold red") if family in halved else Text("fell", "red") if change < 0 else ""
         table.add_row(
             family,
             str(old["tasks"]),
-            percent(old["pass_at_1"]),
-            percent(new["pass_at_1"]),
-            points(change),
-            str(old["observed_all"]),
-            str(new["observed_all"]),
+            f"{100 * old['pass_at_1']:.1f} → {100 * new['pass_at_1']:5.1f}",
+            _minus(f"{100 * change:+.1f}"),
+            f"{old['observed_all']} → {new['observed_all']}",
             mark,
         )
     return table

@@ -10,6 +10,8 @@ from pathlib import Path
 from protocol.config import Config
 from rollout_engine.curation.candidates import heldout_tasks, training_candidates
 from rollout_engine.curation.pool import read_pool
+from rollout_engine.environments.registry import domain, find_task, read_tasks
+from rollout_engine.environments.rules import check_task
 from rollout_engine.environments.task import Task
 from rollout_engine.errors import ConfigurationError
 
@@ -25,7 +27,8 @@ def checked_repeat(config: Config, repeat: int | None) -> int:
 def evaluated_tasks(config: Config, which: str) -> list[Task]:
     """Tasks that ``--tasks`` names: ``heldout``, ``train``, or those of a file.
 
-    Raises :class:`ConfigurationError` for a file that can't be read, is empty or names an unknown task.
+    A file is a pool, an array of tasks as ``bin/tasks export`` writes it, or text with one id a line.
+    Raises :class:`ConfigurationError` for a file that can't be used, or names a task that can't.
     """
     if which == "heldout":
         return heldout_tasks(config)
@@ -33,13 +36,18 @@ def evaluated_tasks(config: Config, which: str) -> list[Task]:
         return training_candidates(config)
     path = Path(which)
     if not path.is_file():
-        raise ConfigurationError(f"--tasks is {which!r}: use heldout, train, or a file of task ids")
-    ids = read_pool(path).tasks if path.suffix == ".json" else path.read_text().split()
-    by_id = {task.id: task for task in [*training_candidates(config), *heldout_tasks(config)]}
-    if not ids:
-        raise ConfigurationError(f"{path} names no task")
-    if unknown := [id for id in ids if id not in by_id]:
-        raise ConfigurationError(
-            f"{path} names {unknown[0]}, which this configuration doesn't generate: check tasks.* and seed"
-        )
-    return [by_id[id] for id in dict.fromkeys(ids)]
+        raise ConfigurationError(f"--tasks is {which!r}: use heldout, train, or a file")
+    tasks = {task.id: task for task in _from_file(path)}
+    if not tasks:
+        raise ConfigurationError(f"--tasks {path} names no task")
+    for task in tasks.values():
+        check_task(domain(task.domain), task)
+    return list(tasks.values())
+
+
+def _from_file(path: Path) -> list[Task]:
+    if path.suffix != ".json":
+        return [find_task(id) for id in path.read_text().split()]
+    if path.read_text().lstrip().startswith("["):
+        return read_tasks(path)
+    return [find_task(id) for id in read_pool(path).tasks]

@@ -59,12 +59,12 @@ def test_duplicates_are_found_and_refused(tmp_path):
         AttemptFile(path, BASE)
 
 
-@pytest.mark.parametrize("policy", [PolicyStamp("trained", 0), PolicyStamp("base", 0, "beef")])
+@pytest.mark.parametrize("policy", [PolicyStamp("trained", 0), PolicyStamp("base", 1), PolicyStamp("base", 0, "beef")])
 def test_a_file_is_continued_with_its_own_policy_only(tmp_path, policy):
     path = tmp_path / "rows.jsonl"
     write(path, msgspec.structs.replace(row(), policy=PolicyStamp("base", 0, "cafe")))
     before = path.read_bytes()
-    with pytest.raises(ConfigurationError, match="holds attempts of policy 'base' cafe"):
+    with pytest.raises(ConfigurationError, match=r"holds attempts of policy 'base' \(version 0, weights cafe\)"):
         AttemptFile(path, policy)
     assert path.read_bytes() == before
 

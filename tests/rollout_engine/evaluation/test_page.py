@@ -25,7 +25,7 @@ METRICS = [
 ]
 
 
-def whole_page() -> str:
+def render() -> str:
     counts = {"travel/a/train/0": 3, "travel/a/train/1": 8}
     pool = build_pool([task(id) for id in counts], campaign(counts, 8), Curation(), heldout=())
     failed = ("travel/a/heldout/0", 7)
@@ -33,8 +33,12 @@ def whole_page() -> str:
     return render_page(PageInputs(REPORT, "f00d", pool, METRICS, BATCHES, failures))
 
 
-def test_the_page_needs_nothing_beside_itself():
-    page = whole_page()
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render()
+
+
+def test_the_page_needs_nothing_beside_itself(page):
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
     pictures = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
     assert len(pictures) == 7
@@ -42,8 +46,7 @@ def test_the_page_needs_nothing_beside_itself():
         assert ElementTree.fromstring(base64.b64decode(picture)).tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_the_page_shows_failures_with_their_database_diff():
-    page = whole_page()
+def test_the_page_shows_failures_with_their_database_diff(page):
     assert "travel/a from 100.0 % to 75.0 %" in page
     assert "bookings BK1: wrong status" in page
     assert "{&#34;status&#34;: &#34;refunded&#34;}" in page
@@ -53,8 +56,8 @@ def test_the_page_shows_failures_with_their_database_diff():
     assert "policy text" not in page
 
 
-def test_the_same_inputs_give_the_same_page():
-    assert whole_page() == whole_page()
+def test_the_same_inputs_give_the_same_page(page):
+    assert render() == page
 
 
 def test_parts_without_data_say_so():

@@ -1,0 +1,185 @@
+"""probe, select, evaluate and report, run as verbs over real tasks with a scripted episode runner."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from protocol.config import load
+from rollout_engine.cli import campaign, evaluate, probe, report, select
+from rollout_engine.curation.pool import load_pool, read_pool
+from rollout_engine.errors import ActorError, ConfigurationError
+from rollout_engine.evaluation import files
+from rollout_engine.evaluation.attempts import read_rows
+from tests.rollout_engine.evaluation.samples import trajectory
+
+
+class Runner:
+    """Passes the first ``passes(task)`` attempts of each task; ``dead``: every episode is a system error."""
+
+    def __init__(self):
+        self.passes = lambda id: 4
+        self.dead = False
+        self.ran: list[tuple[str, int, str]] = []
+        self.opened = 0
+
+    @asynccontextmanager
+    async def open(self, config, urls, version=0):
+        self.opened += 1
+
+        async def run(task, attempt, retry, *, scope):
+            if self.dead:
+                raise ActorError("connection refused")
+            self.ran.append((task.id, attempt, scope))
+            return trajectory(task.id, attempt, float(attempt < self.passes(task.id)), version)
+
+        yield run
+
+
+@pytest.fixture
+def runner(monkeypatch) -> Runner:
+    runner = Runner()
+    monkeypatch.setattr(campaign, "open_runner", runner.open)
+    return runner
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a verb on a small configuration; its exit code."""
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"run: demo\nfolder: {tmp_path}\ntasks: {{domains: [travel], train: 6, heldout: 4}}\n"
+        "rollout: {sample_retries: 0}\nnats: {url: 'nats://127.0.0.1:9', connect_timeout: 0.2}\n"
+    )
+
+    def run(verb, *arguments) -> int:
+        try:
+            verb.app(["--config", str(path), *arguments], result_action="return_value")
+        except SystemExit as stop:
+            return stop.code
+        return 0
+
+    run.config = load(path)
+    return run
+
+
+def test_probe_then_select_then_train_on_what_teaches(runner, run):
+    runner.passes = lambda id: 8 if id.endswith("hotel_downgrade/train/0") else 3
+    assert run(probe) == 0
+    assert len(runner.ran) == 6 * 8
+    assert {scope for *_, scope in runner.ran} == {"probe"}
+    assert run(select) == 0
+    pool = read_pool(files.pool_file(run.config))
+    assert pool.histogram == {
+        "rarely_solved": 0, "difficult": 5, "intermediate": 0, "frequently_solved": 0, "nearly_always_solved": 1,
+    }  # fmt: skip
+    assert [task.id for task in load_pool(run.config)] == pool.tasks
+    assert len(pool.tasks) == 5 and "travel/hotel_downgrade/train/0" not in pool.tasks
+
+
+def test_a_second_probe_runs_nothing_and_opens_no_actor(runner, run):
+    assert run(probe) == 0
+    before = files.probe_file(run.config).read_bytes()
+    assert run(probe) == 0
+    assert (runner.opened, len(runner.ran)) == (1, 48)
+    assert files.probe_file(run.config).read_bytes() == before
+
+
+def test_a_probe_without_enough_verdicts_fails_and_a_rerun_mends_it(runner, run, capsys):
+    runner.dead = True
+    assert run(probe) == 2
+    assert "6 candidates have fewer than curation.min_clean = 4 attempts" in " ".join(capsys.readouterr().err.split())
+    runner.dead = False
+    assert run(probe) == 0
+    assert all(row.error is None for row in read_rows(files.probe_file(run.config)))
+
+
+def test_a_pool_without_a_usable_task_is_refused(runner, run, capsys):
+    runner.passes = lambda id: 0
+    run(probe)
+    assert run(select) == 2
+    error = capsys.readouterr().err
+    assert "no usable task" in error and "rarely_solved" in error and "warm-start it longer" in error
+    assert not files.pool_file(run.config).exists()
+
+
+def test_select_needs_a_probe_and_honours_exclusions(runner, run, tmp_path, capsys):
+    assert run(select) == 2
+    assert "run bin/probe first" in " ".join(capsys.readouterr().err.split())
+    run(probe)
+    ids = tmp_path / "ids.txt"
+    ids.write_text("travel/hotel_downgrade/train/0\n")
+    assert run(select, "--exclude", str(ids)) == 0
+    pool = read_pool(files.pool_file(run.config))
+    assert pool.dropped == {"held out": 1}
+    assert run(select, "--exclude", str(tmp_path / "none")) == 2
+
+
+def test_evaluate_twice_and_report(runner, run, capsys):
+    assert run(evaluate) == 0
+    runner.passes = lambda id: 8
+    assert run(evaluate, "--label", "trained", "--policy-version", "32") == 0
+    assert "pass@8" in capsys.readouterr().out
+    files.seconds_file(run.config).write_text('{"train": 12.5}')
+    assert run(report) == 0
+    made = msgspec.json.decode(files.report_file(run.config).read_bytes())
+    assert (made["base"]["pass_at_1"], made["trained"]["pass_at_1"]) == (0.5, 1.0)
+    assert (made["base"]["observed_all"], made["trained"]["observed_all"]) == (0, 4)
+    assert made["trained"]["policy"] == {"label": "trained", "version": 32, "digest": ""}
+    assert made["seconds"] == {"train": 12.5}
+    out = capsys.readouterr().out
+    assert "+4 tasks" in out and "report.html" in out.replace("\n", "")
+    page = files.page_file(run.config).read_text()
+    assert "No transcript of a failing attempt" in page and "No logged batches" in page
+
+
+def test_no_headline_while_an_attempt_has_no_verdict(runner, run, capsys):
+    assert run(evaluate, "--repeat", "2") == 0
+    path = files.evaluation_file(run.config, "base")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])
+    assert run(report, "--repeat", "2", "--trained", str(path)) == 2
+    assert "no headline" in capsys.readouterr().err
+    runner.dead = True
+    assert run(evaluate, "--repeat", "2") == 2
+    assert "1 without a verdict" in capsys.readouterr().err
+    runner.dead, runner.ran = False, []
+    assert run(evaluate, "--repeat", "2") == 0
+    assert len(runner.ran) == 1
+
+
+def test_a_dry_run_checks_and_runs_nothing(runner, run, capsys):
+    assert run(evaluate, "--dry-run", "--actors", "http://a:1,http://b:2") == 0
+    out = capsys.readouterr().out
+    assert "# fingerprint" in out and "4 tasks × 8 attempts" in out
+    assert (runner.opened, runner.ran) == (1, [])
+    assert not run.config.path.exists()
+
+
+def test_tasks_from_files(runner, run, tmp_path, capsys):
+    ids = tmp_path / "ids.txt"
+    ids.write_text("travel/hotel_downgrade/heldout/7\ntravel/hotel_downgrade/heldout/7\n")
+    assert run(evaluate, "--tasks", str(ids), "--repeat", "1", "--label", "one") == 0
+    assert [id for id, *_ in runner.ran] == ["travel/hotel_downgrade/heldout/7"]
+    for content, words in (("", "names no task"), ("travel/nothing/heldout/0", "no family 'nothing'")):
+        ids.write_text(content)
+        assert run(evaluate, "--tasks", str(ids)) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
+    assert run(evaluate, "--tasks", "everything") == 2
+    assert "use heldout, train, or a file" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "urls"),
+    [(("http://a,http://b",), ["http://a", "http://b"]), (("http://a", "http://b"), ["http://a", "http://b"])],
+)
+def test_urls_by_commas_or_blanks(run, given, urls):
+    assert campaign.split_urls(given, run.config) == urls
+    assert campaign.split_urls((), run.config) == ["http://127.0.0.1:8100"]
+
+
+def test_repeat_is_at_least_one(run):
+    with pytest.raises(ConfigurationError, match="--repeat is 0"):
+        evaluate.checked_repeat(run.config, 0)
