@@ -21,7 +21,7 @@ from nats.js.kv import _is_key_valid as is_key_valid
 from protocol import subjects
 from protocol.claims import ClaimStore
 from protocol.config import Nats
-from protocol.connection import Connection, Stored, publish_headers
+from protocol.connection import Connection
 from protocol.consumer import BatchConsumer
 from protocol.errors import RecordDamaged, RecordMissing, RunNotFound, WaitExpired
 from protocol.records import (
@@ -34,6 +34,7 @@ from protocol.records import (
     decode,
     encode,
 )
+from protocol.stream import Stored, Stream, publish_headers
 
 _NAME_IN_USE = 10058
 _READERS = 16
@@ -46,11 +47,11 @@ class AsyncioBus:
     def __init__(self, config: Nats, run: str):
         self.run = subjects.check_run(run)
         self.config = config
-        self.stream = subjects.stream(run)
         self.connection = Connection(config)
+        self.stream = Stream(self.connection, subjects.stream(run))
         self.claims = ClaimStore(self.connection, subjects.objects_bucket(run))
         self.consumer = BatchConsumer(self.connection, self.stream, run)
-        self._actors_stream = f"KV_{subjects.actors_bucket(run)}"
+        self._heartbeats = Stream(self.connection, f"KV_{subjects.actors_bucket(run)}")
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -73,7 +74,7 @@ class AsyncioBus:
     async def _establish(self, create: bool) -> None:
         js = self.connection.js
         try:
-            await js.stream_info(self.stream)
+            await js.stream_info(self.stream.name)
         except NotFoundError as error:
             if not create:
                 held = await self._runs()
@@ -83,7 +84,7 @@ class AsyncioBus:
                 ) from error
             await _created(
                 js.add_stream(
-                    name=self.stream,
+                    name=self.stream.name,
                     subjects=subjects.stream_subjects(self.run),
                     storage=api.StorageType.FILE,
                     retention=api.RetentionPolicy.LIMITS,
@@ -119,13 +120,13 @@ class AsyncioBus:
         self._check(trajectory.id.run)
         subject, id = subjects.trajectory(trajectory.id), str(trajectory.id)
         data = encode(trajectory)
-        if trajectory.tokens is not None and not self.connection.fits(data, publish_headers(id, 0)):
+        if trajectory.tokens is not None and not self.stream.fits(data, publish_headers(id, 0)):
             data = encode(await self.claims.deposit(trajectory))
-        return await self.connection.publish(subject, data, id, last=0) is not None
+        return await self.stream.publish(subject, data, id, last=0) is not None
 
     async def trajectories(self, step: int, arrays: bool = True) -> list[Trajectory]:
         """All logged trajectories of a step, by group and sample; ``arrays=False`` leaves claim checks unresolved."""
-        stored = await self.connection.all(self.stream, subjects.trajectories(self.run, step))
+        stored = await self.stream.all(subjects.trajectories(self.run, step))
         out = [self._decode(message, Trajectory) for message in stored]
         return sorted(await self._resolve(out) if arrays else out, key=lambda t: t.id)
 
@@ -139,7 +140,7 @@ class AsyncioBus:
         return await _gather(self._fetch_one(id) for id in ids)
 
     async def _fetch_one(self, id: TrajectoryId) -> Trajectory:
-        stored = await self.connection.last(self.stream, subjects.trajectory(id))
+        stored = await self.stream.last(subjects.trajectory(id))
         if stored is None:
             raise RecordMissing(f"the log of run {self.run} holds no trajectory {id}")
         trajectory = self._decode(stored, Trajectory)
@@ -154,7 +155,7 @@ class AsyncioBus:
         """Steps of which the log holds a trajectory, ascending."""
 
         async def attempt() -> dict[str, int]:
-            info = await self.connection.js.stream_info(self.stream, subjects.trajectories(self.run))
+            info = await self.connection.js.stream_info(self.stream.name, subjects.trajectories(self.run))
             return info.state.subjects or {}
 
         found = await self.connection.retry("listing steps", attempt)
@@ -167,18 +168,18 @@ class AsyncioBus:
         self._check(batch.run)
         subject = subjects.batch(self.run, batch.step)
         id = f"{self.run}/batch/{batch.step}"
-        return await self.connection.publish(subject, encode(batch), id, last=0) is not None
+        return await self.stream.publish(subject, encode(batch), id, last=0) is not None
 
     async def batch(self, step: int) -> Batch | None:
         """A step's manifest, or None."""
-        stored = await self.connection.last(self.stream, subjects.batch(self.run, step))
+        stored = await self.stream.last(subjects.batch(self.run, step))
         return None if stored is None else self._decode(stored, Batch)
 
     async def wait_batch(self, step: int, timeout: float | None = None) -> Batch:
         """A step's manifest, as soon as it is there; :class:`WaitExpired` after ``timeout`` (``nats.wait``) seconds."""
         bound = self.config.wait if timeout is None else timeout
         subject = subjects.batch(self.run, step)
-        batch = await self.connection.await_value(subject, lambda: self.batch(step), bound)
+        batch = await self.stream.await_value(subject, lambda: self.batch(step), bound)
         if batch is None:
             raise WaitExpired(f"run {self.run}: no batch for step {step} within {bound:g} s. Is bin/rollouts running?")
         return batch
@@ -191,22 +192,22 @@ class AsyncioBus:
         subject = subjects.policy(self.run)
         id = f"{self.run}/policy/{version.version}"
         while True:
-            stored = await self.connection.last(self.stream, subject)
+            stored = await self.stream.last(subject)
             newest = None if stored is None else self._decode(stored, PolicyVersion)
             if newest is not None and newest.version >= version.version:
                 return False
             last = 0 if stored is None else stored.sequence
-            if await self.connection.publish(subject, encode(version), id, last) is not None:
+            if await self.stream.publish(subject, encode(version), id, last) is not None:
                 return True
 
     async def policy(self) -> PolicyVersion | None:
         """The newest policy version, or None."""
-        stored = await self.connection.last(self.stream, subjects.policy(self.run))
+        stored = await self.stream.last(subjects.policy(self.run))
         return None if stored is None else self._decode(stored, PolicyVersion)
 
     async def policies(self) -> list[PolicyVersion]:
         """Every policy version of the run, ascending."""
-        stored = await self.connection.all(self.stream, subjects.policy(self.run))
+        stored = await self.stream.all(subjects.policy(self.run))
         return [self._decode(message, PolicyVersion) for message in stored]
 
     async def wait_policy(self, version: int, timeout: float | None = None) -> PolicyVersion:
@@ -220,7 +221,7 @@ class AsyncioBus:
             newest = await self.policy()
             return newest if newest is not None and newest.version >= version else None
 
-        policy = await self.connection.await_value(subjects.policy(self.run), read, bound)
+        policy = await self.stream.await_value(subjects.policy(self.run), read, bound)
         if policy is None:
             raise WaitExpired(
                 f"run {self.run}: no policy version {version} within {bound:g} s. Is bin/learner running?"
@@ -242,9 +243,7 @@ class AsyncioBus:
 
     async def actors(self) -> list[ActorStatus]:
         """The last heartbeat of every actor that ever registered, by id; look at ``time`` for its age."""
-        stored = await self.connection.all(
-            self._actors_stream, f"$KV.{subjects.actors_bucket(self.run)}.>", newest=True
-        )
+        stored = await self._heartbeats.all(f"$KV.{subjects.actors_bucket(self.run)}.>", newest=True)
         return sorted((self._decode(m, ActorStatus) for m in stored if m.data), key=lambda status: status.id)
 
     async def emit(self, kind: str, data: dict[str, Any]) -> None:

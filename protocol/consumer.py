@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
 import nats.errors
@@ -19,11 +20,14 @@ from protocol import subjects
 from protocol.connection import Connection
 from protocol.errors import RecordMissing, WaitExpired
 from protocol.records import Batch, decode
+from protocol.stream import Stream
 
 log = logging.getLogger("endstate.bus")
 
 _ACK_WAIT = 15.0
 """Seconds after which a batch whose learner died is delivered again."""
+
+_ACK_ANSWER = 2.0
 
 _PULL = 5.0
 """Seconds one pull waits; longer waits are made of several, so that a restarted server loses none."""
@@ -38,7 +42,7 @@ class Pulled:
 
 
 class BatchConsumer:
-    def __init__(self, connection: Connection, stream: str, run: str):
+    def __init__(self, connection: Connection, stream: Stream, run: str):
         self._connection = connection
         self._stream = stream
         self._run = run
@@ -48,7 +52,7 @@ class BatchConsumer:
     async def establish(self) -> None:
         """Create the durable consumer where absent."""
         await self._connection.js.add_consumer(
-            self._stream,
+            self._stream.name,
             durable_name=self._name,
             filter_subject=subjects.batch(self._run, "*"),
             deliver_policy=api.DeliverPolicy.ALL,
@@ -87,34 +91,41 @@ class BatchConsumer:
 
     async def acknowledge_step(self, step: int, message: Msg | None = None) -> None:
         """Acknowledge every batch up to ``step``'s. Steps acknowledged already stay so."""
-        stored = await self._connection.last(self._stream, subjects.batch(self._run, step))
+        stored = await self._stream.last(subjects.batch(self._run, step))
         if stored is None:
             raise RecordMissing(f"the log of run {self._run} holds no batch for step {step} to acknowledge")
-        if message is not None:
-            await self._ack(message)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._connection.config.reconnect + 2 * _ACK_WAIT
         while await self.floor() < stored.sequence:
-            pulled = await self._pull(1.0)
-            if pulled is not None:
-                await self._ack(pulled.message)
+            if clock() > deadline:
+                raise WaitExpired(
+                    f"run {self._run}: another learner holds its batches. Is a second bin/learner running?"
+                )
+            if message is None and (pulled := await self._pull(1.0)) is not None:
+                message = pulled.message
+            if message is not None:
+                await self._ack(message)
+                message = None
 
     async def floor(self) -> int:
         """Stream sequence up to which every batch is acknowledged (0: none)."""
 
         async def attempt() -> int:
-            return (await self._connection.js.consumer_info(self._stream, self._name)).ack_floor.stream_seq
+            return (await self._connection.js.consumer_info(self._stream.name, self._name)).ack_floor.stream_seq
 
         return await self._connection.retry("reading the learner's position", attempt)
 
     async def _ack(self, message: Msg) -> None:
-        # One try: whether it worked is read from the floor, and an expired delivery can't be acknowledged at all.
-        try:
-            await message.ack_sync(timeout=self._connection.config.publish_timeout)
-        except (nats.errors.Error, TimeoutError, OSError) as error:
-            log.debug("acknowledging %s: %r", message.subject, error)
+        async def attempt() -> None:
+            # No answer: the delivery has expired. Whether it counted is read from the floor.
+            with suppress(TimeoutError):
+                await self._connection.ask(message.reply, b"+ACK", timeout=_ACK_ANSWER)
+
+        await self._connection.retry("acknowledging a batch", attempt)
 
     async def _pull(self, seconds: float) -> Pulled | None:
         async def attempt() -> Msg | None:
-            subscription = await self._connection.js.pull_subscribe_bind(self._name, self._stream)
+            subscription = await self._connection.js.pull_subscribe_bind(self._name, self._stream.name)
             try:
                 return (await subscription.fetch(1, seconds))[0]
             except nats.errors.TimeoutError:

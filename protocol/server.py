@@ -26,8 +26,8 @@ from urllib.parse import urlparse
 START_TIMEOUT = 20.0
 """Seconds for a server to answer, recovery of its log included."""
 STOP_TIMEOUT = 10.0
-_MAX_QUICK_DEATHS = 3
-_QUICK = 5.0
+_MAX_FAILURES = 3
+"""Restarts in a row without an answer before a server is given up."""
 
 
 class ServerError(Exception):
@@ -72,7 +72,7 @@ class NatsServer:
         self.owned = False
         self.restarts = 0
         self.failure: ServerError | None = None
-        """Set when a server that dies again and again was given up."""
+        """Set when the server died and could not be started again."""
         self._max_payload = max_payload
         self._jetstream = jetstream
         self._restart = restart
@@ -96,6 +96,7 @@ class NatsServer:
 
     def start(self) -> None:
         """Start, and return once the server answers; raises :class:`ServerError`."""
+        self._stopping.clear()
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self._take_lock():
             self._await_answer(None)
@@ -119,6 +120,7 @@ class NatsServer:
         self._end_process()
         if self._watcher is not None:
             self._watcher.join()
+            self._watcher = None
             self._end_process()
         self.owned = False
         if self._lock is not None:
@@ -135,19 +137,24 @@ class NatsServer:
     # -- supervision -------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        quick = 0
-        while not self._stopping.is_set():
-            started = time.monotonic()
+        failures = 0
+        while True:
             assert self._process is not None
             self._process.wait()
             if self._stopping.is_set():
                 return
-            quick = quick + 1 if time.monotonic() - started < _QUICK else 0
-            if quick >= _MAX_QUICK_DEATHS:
-                self.failure = ServerError(f"nats-server died {quick} times in a row{self._last_words()}")
-                return
-            self.restarts += 1
             self._spawn()
+            try:
+                self._await_answer(self._process)
+            except ServerError as error:
+                self._process.kill()
+                failures += 1
+                if failures == _MAX_FAILURES:
+                    self.failure = error
+                    return
+            else:
+                failures = 0
+                self.restarts += 1
 
     def _spawn(self) -> None:
         with (self.folder / "nats.log").open("ab") as log:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from protocol.config import Nats
+from protocol.records import Message, TokenArrays, ToolCall, Trajectory, TrajectoryId, Verdict
 from protocol.server import NatsServer, free_port
 
 
@@ -46,3 +47,35 @@ _runs = itertools.count()
 def run() -> str:
     """A run id that no other test of this session uses."""
     return f"test-{next(_runs)}"
+
+
+@pytest.fixture(scope="session")
+def make_trajectory() -> Callable[..., Trajectory]:
+    """Factory: ``make_trajectory(run, step, group, sample, tokens=…, **fields)``, of any token count."""
+
+    def make(run: str, step: int = 0, group: int = 0, sample: int = 0, tokens: int = 20, **fields) -> Trajectory:
+        sampled = tokens // 2
+        values = {
+            "id": TrajectoryId(run, step, group, sample),
+            "task": "travel/refund/train/3",
+            "domain": "travel",
+            "family": "refund",
+            "policy_version": step,
+            "messages": (
+                Message("user", "Grüezi, refund my booking"),
+                Message("assistant", "", reasoning="look it up", calls=(ToolCall("find", {"booking": "B7"}),)),
+                Message("tool", '{"status": "paid"}', name="find"),
+            ),
+            "verdict": Verdict(0.0, ("payments: wrong amount",)),
+            "finish": "done",
+            "tokens": TokenArrays.pack(
+                range(tokens),
+                [0] * (tokens - sampled) + [1] * sampled,
+                [-0.5 * (sample + 1)] * sampled,
+                [step] * sampled,
+            ),
+            "sampled_tokens": sampled,
+        }
+        return Trajectory(**(values | fields))
+
+    return make
