@@ -70,7 +70,7 @@ def list_tasks(
     """Print each task's id and opening."""
     with exit_on_known_fault("tasks"):
         for task in read_tasks(file) if file else _generated(domains, split, count, seed):
-            console.print(f"{task.id}\t{task.opening}", markup=False, highlight=False, soft_wrap=True)
+            print(task.id, task.opening, sep="\t")
 
 
 @app.command

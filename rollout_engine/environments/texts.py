@@ -1,6 +1,6 @@
 """Everything the scripted agent says, in both domains.
 
-Invariant: a closed set. The demonstration maker and the tiny policy's vocabulary are built from it, so a
+Invariant: a closed set, as are the tools' error phrases. The demonstration maker and the tiny policy's vocabulary are built from it, so a
 text that is not here is never said.
 """
 
@@ -21,3 +21,17 @@ QUESTIONS = {
     "city": "which city ?",
 }
 """What the agent asks for each fact that an opening withholds."""
+
+ERRORS = (
+    "bad value",
+    "cancelled",
+    "closed",
+    "missing parameter",
+    "no change",
+    "no fee",
+    "not found",
+    "too much",
+    "unknown parameter",
+    "unknown tool",
+)
+"""Every phrase of a tool error, which reads {"error":PHRASE}."""
