@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from protocol.records import RowChange
@@ -44,11 +44,13 @@ def cells(snapshot, graded):
     ]
 
 
+@settings(deadline=None)
 @given(snapshots())
 def test_equal_snapshots_do_not_differ(snapshot):
     assert compare(TABLES, snapshot, copy.deepcopy(snapshot)) == ()
 
 
+@settings(deadline=None)
 @given(snapshots(), st.data(), values)
 def test_any_graded_cell_counts(snapshot, data, value):
     table, key, column = data.draw(st.sampled_from(cells(snapshot, graded=True)))
@@ -60,6 +62,7 @@ def test_any_graded_cell_counts(snapshot, data, value):
     assert compare(TABLES, changed, snapshot)
 
 
+@settings(deadline=None)
 @given(snapshots(), st.data(), values)
 def test_no_free_cell_counts(snapshot, data, value):
     table, key, column = data.draw(st.sampled_from(cells(snapshot, graded=False)))
@@ -68,6 +71,7 @@ def test_no_free_cell_counts(snapshot, data, value):
     assert compare(TABLES, snapshot, changed) == ()
 
 
+@settings(deadline=None)
 @given(snapshots(), st.data())
 def test_a_missing_and_an_extra_row_count(snapshot, data):
     table = data.draw(st.sampled_from(["tickets", "log"]))
@@ -81,6 +85,7 @@ def test_a_missing_and_an_extra_row_count(snapshot, data):
     assert missing.expected.items() <= row.items()
 
 
+@settings(deadline=None)
 @given(snapshots(), st.randoms())
 def test_rows_with_free_keys_match_in_any_order(snapshot, random):
     rows = list(snapshot["log"].values())
