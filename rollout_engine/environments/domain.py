@@ -51,7 +51,8 @@ class Domain:
             instructions=self.policy,
             tools=list(self.tool_map.values()),
             lifespan=_bind_backend,
-            log_level="ERROR",
+            # The SDK sets up the root logger; this is the level that it would have anyway.
+            log_level="WARNING",
         )
 
     def __hash__(self) -> int:
