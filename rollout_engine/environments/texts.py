@@ -1,7 +1,7 @@
 """Everything the scripted agent says, in both domains.
 
-Invariant: a closed set, as are the tools' error phrases. The demonstration maker and the tiny policy's vocabulary are built from it, so a
-text that is not here is never said.
+Invariant: a closed set, as are the tools' error phrases. The demonstration maker and the tiny policy's
+vocabulary are built from it, so a text that is not here is never said.
 """
 
 from __future__ import annotations
