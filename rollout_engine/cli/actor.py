@@ -126,7 +126,7 @@ def default_id(url: str) -> str:
 
 def _tell(id: str, text: str) -> None:
     console.print(f"[bold]actor {id}[/] ", end="")
-    console.print(text, markup=False, highlight=False)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
     sys.stdout.flush()
 
 
