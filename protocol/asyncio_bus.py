@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from nats.js import api
@@ -35,6 +35,8 @@ from protocol.records import (
     encode,
 )
 from protocol.stream import Stored, Stream, publish_headers
+
+T = TypeVar("T")
 
 _NAME_IN_USE = 10058
 _READERS = 16
@@ -128,7 +130,7 @@ class AsyncioBus:
         """All logged trajectories of a step, by group and sample; ``arrays=False`` leaves claim checks unresolved."""
         stored = await self.stream.all(subjects.trajectories(self.run, step))
         out = [self._decode(message, Trajectory) for message in stored]
-        return sorted(await self._resolve(out) if arrays else out, key=lambda t: t.id)
+        return sorted(await _gather(self.claims.resolve, out) if arrays else out, key=lambda t: t.id)
 
     async def fetch(self, ids: Sequence[TrajectoryId]) -> list[Trajectory]:
         """These trajectories, in this order, arrays in place.
@@ -137,7 +139,7 @@ class AsyncioBus:
         """
         for id in ids:
             self._check(id.run)
-        return await _gather(self._fetch_one(id) for id in ids)
+        return await _gather(self._fetch_one, ids)
 
     async def _fetch_one(self, id: TrajectoryId) -> Trajectory:
         stored = await self.stream.last(subjects.trajectory(id))
@@ -147,9 +149,6 @@ class AsyncioBus:
         if trajectory.id != id:
             raise RecordMissing(f"the log of run {self.run} holds {trajectory.id} in the place of trajectory {id}")
         return await self.claims.resolve(trajectory)
-
-    async def _resolve(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        return await _gather(self.claims.resolve(trajectory) for trajectory in trajectories)
 
     async def steps(self) -> list[int]:
         """Steps of which the log holds a trajectory, ascending."""
@@ -275,17 +274,17 @@ async def _created(creation) -> None:
             raise
 
 
-async def _gather(reads: Iterable) -> list:
-    """Run coroutines, ``_READERS`` at a time, in a task group; the first failure, unwrapped, ends them all."""
+async def _gather(read: Callable[[T], Awaitable[Trajectory]], items: Iterable[T]) -> list[Trajectory]:
+    """``read`` of each item, ``_READERS`` at a time, in their order; the first failure, unwrapped, ends them all."""
     gate = asyncio.Semaphore(_READERS)
 
-    async def read(coroutine):
+    async def gated(item: T) -> Trajectory:
         async with gate:
-            return await coroutine
+            return await read(item)
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(read(coroutine)) for coroutine in reads]
+            tasks = [group.create_task(gated(item)) for item in items]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures
     return [task.result() for task in tasks]

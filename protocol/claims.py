@@ -10,12 +10,16 @@ import asyncio
 import hashlib
 
 import msgspec
+from nats.js import api
 from nats.js.errors import DigestMismatchError, NotFoundError
 from nats.js.object_store import ObjectStore
 
 from protocol.connection import Connection
 from protocol.errors import RecordDamaged
 from protocol.records import ClaimCheck, TokenArrays, Trajectory, decode, encode
+
+_CHUNK = 128 * 1024
+"""Bytes of one chunk of an object, where ``max_payload`` allows; the object store's own default."""
 
 
 class ClaimStore:
@@ -41,7 +45,8 @@ class ClaimStore:
                     return
             except NotFoundError:
                 pass
-            await store.put(digest, data)
+            chunk = min(_CHUNK, self._connection.client.max_payload)
+            await store.put(digest, data, api.ObjectMeta(digest, options=api.ObjectMetaOptions(max_chunk_size=chunk)))
 
         await self._connection.retry(f"depositing the arrays of {trajectory.id}", attempt)
         return msgspec.structs.replace(trajectory, tokens=None, claim=ClaimCheck(digest, digest, len(data)))

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
+from urllib.parse import urlparse
 
 import nats.errors
 from nats.aio.client import Client
@@ -88,6 +89,8 @@ class Connection:
             log.debug("closing: %s", error)
 
     async def _dial(self) -> None:
+        if not urlparse(self.config.url).hostname:
+            raise ServerUnreachable(f"{self.config.url!r} is no URL of a NATS server: set nats.url (nats://HOST:PORT)")
         client = Client()
         failure: list[BaseException] = []
 

@@ -114,7 +114,7 @@ def verify(files: Annotated[tuple[Path, ...], Parameter(help="Files, or folders 
     """Check every byte of exported files, and that each batch has its trajectories."""
     with exit_on_known_fault("trajectories"):
         for summary in log.verify(files):
-            counts = ", ".join(f"{count} {kind}" for kind, count in summary.counts.items() if count)
+            counts = ", ".join(f"{kind}: {count}" for kind, count in summary.counts.items() if count)
             console.print(f"{summary.path}: whole ({counts or 'no records'})", highlight=False, soft_wrap=True)
 
 
