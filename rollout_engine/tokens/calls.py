@@ -113,7 +113,7 @@ def _read_call(text: str, tag: re.Match[str], call: WrittenCall) -> int:
         if end is None:
             raise _Cut
         if end.group() != "</parameter>":
-            raise _Doubt(f"the value of {name!r} holds {end.group()}, or its </parameter> is missing")
+            raise _Doubt(f"the value of {name[:40]!r} holds {end.group()}, or its </parameter> is missing")
         call.parameters.append((name, _trim(text[at : end.start()])))
         at = end.end()
     return _skip_closer(text, at)

@@ -8,6 +8,7 @@ A turn that its cap cut is closed by an observation (mask 0).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,10 @@ from protocol.records import Message, TokenArrays
 from rollout_engine.actors.policy import Generation
 from rollout_engine.tokens.encoding import RenderingError
 from rollout_engine.tokens.interpretation import interpret
-from rollout_engine.tokens.messages import template_message, template_tools
+from rollout_engine.tokens.messages import template_message
 from rollout_engine.tokens.stream import TokenStream
 from rollout_engine.tokens.template import ChatTemplate
-from rollout_engine.tokens.toolset import prepare
+from rollout_engine.tokens.toolset import ToolSet, prepare
 
 
 class Conversation:
@@ -29,11 +30,11 @@ class Conversation:
     are as an MCP server lists them.
     """
 
-    def __init__(self, template: ChatTemplate, system: str, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, template: ChatTemplate, system: str, tools: Sequence[Mapping[str, Any]] | ToolSet = ()) -> None:
         self._template = template
         self._system = system
         self._toolset = prepare(tools)
-        self._tools = template_tools(tools)
+        template.check_tools(self._toolset.text)
         self._stream = TokenStream()
         self._messages: list[Message] = []
         self._generations: list[tuple[int, tuple[int, ...]]] = []
@@ -83,7 +84,7 @@ class Conversation:
         chat = [template_message(message) for message in messages]
         rendering = self._template.rendering
         if not self._generations:
-            segments = rendering.prompt(chat, self._tools)
+            segments = rendering.prompt(chat, self._toolset.listed)
         else:
             segments = rendering.delta(chat)
         ids = self._template.encode_segments(segments)
@@ -123,7 +124,7 @@ class Conversation:
             for message in self._messages
         ]
         try:
-            pieces = self._template.rendering.expected(chat, self._tools)
+            pieces = self._template.rendering.expected(chat, self._toolset.listed)
         except RenderingError as error:
             return [*problems, str(error)]
         expected = self._template.normalise(pieces[0])
@@ -134,8 +135,7 @@ class Conversation:
             expected += self._template.normalise(piece) or (self._template.decode(ids[-1:]) if closed else "")
         actual = self._template.decode(self._stream.ids)
         if actual != expected:
-            at = next((i for i, (a, b) in enumerate(zip(actual, expected, strict=False)) if a != b), None)
-            at = min(len(actual), len(expected)) if at is None else at
+            at = len(os.path.commonprefix([actual, expected]))
             problems.append(
                 f"the stream's text differs from the template's at character {at}: "
                 f"{actual[at : at + 40]!r} in the stream, {expected[at : at + 40]!r} by the template"

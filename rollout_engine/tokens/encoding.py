@@ -32,11 +32,12 @@ class RenderingError(EpisodeSystemError):
 
 
 class Codec:
-    """One tokenizer; ``control`` maps the text of each control token to its id."""
+    """One tokenizer; ``control`` maps the text of each control token to its id, ``special`` lists the special ones."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.control = _control_tokens(tokenizer)
+        self.special = tuple(entry.content for entry in tokenizer.get_added_tokens_decoder().values() if entry.special)
         self._control_ids = frozenset(self.control.values())
         spelled = sorted(self.control, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")

@@ -36,7 +36,8 @@ Calls
     as cut off; those before it stand.
 11. A tag out of place (a value that holds one of the six tags or lacks its ``</parameter>``; a closing
     tag or text where none belongs; a name with ``<`` or a newline): some value may have been written with
-    tags in it and no boundary can be trusted, so **every call of the turn** is refused.
+    tags in it and no boundary can be trusted, so **every call of the turn** is refused. (Where such a value
+    happens to spell a whole well-formed continuation, the text *is* that continuation: nothing tells them apart.)
 12. Unknown tool, unknown or repeated parameter, missing required parameter, a value that its schema
     refuses: that call alone is refused. A parameter that the schema doesn't list is unknown unless
     ``additionalProperties`` is there and isn't false.
@@ -58,10 +59,10 @@ Values
 
 from __future__ import annotations
 
+import difflib
 import json
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,9 @@ from rollout_engine.tokens.writing import render_call, render_turn
 
 __all__ = ["Interpretation", "interpret", "render_call", "render_turn"]
 
-_MARKERS = re.compile(r"(?:\s*<\|(?:im_end|endoftext)\|>)+\s*\Z")
-_REFUSED = "no call of this turn was run; write values that hold tags in the JSON form of a call"
+_MARKERS = ("<|im_end|>", "<|endoftext|>")
+_REFUSED = "no call of this turn was run; a value that holds tags needs the JSON form of a call"
+_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def interpret(text: str, tools: Sequence[Mapping[str, Any]] | ToolSet, reasoning
     Raises :class:`ConfigurationError` when ``tools`` can't be used; a list is compiled once.
     """
     toolset = prepare(tools)
-    reasoning, rest = split_reasoning(_MARKERS.sub("", text), reasoning_open)
+    reasoning, rest = split_reasoning(_without_markers(text), reasoning_open)
     markup = find_calls(rest)
     if markup.doubt:
         calls = tuple(ToolCall(call.name, error=f"{markup.doubt}; {_REFUSED}") for call in markup.calls)
@@ -106,12 +108,19 @@ def interpret(text: str, tools: Sequence[Mapping[str, Any]] | ToolSet, reasoning
     return Interpretation(reasoning, markup.text, calls)
 
 
+def _without_markers(text: str) -> str:
+    stripped = text.rstrip()
+    while stripped.endswith(_MARKERS):
+        text = stripped = stripped[: stripped.rindex("<|")].rstrip()
+    return text
+
+
 def _typed(call: WrittenCall, toolset: ToolSet) -> ToolCall:
     if call.fault:
         return ToolCall(call.name, error=call.fault)
     tool = toolset.tools.get(call.name)
     if tool is None:
-        return ToolCall(call.name, error=f"no tool {call.name!r}; tools: {', '.join(toolset.tools) or 'none'}")
+        return ToolCall(call.name, error=_unknown("tool", call.name, toolset.tools))
     try:
         arguments = call.body if call.body is not None else _read_parameters(call.parameters, tool)
         return ToolCall(call.name, arguments=_checked(arguments, tool))
@@ -124,28 +133,29 @@ def _read_parameters(parameters: list[tuple[str, str]], tool: Tool) -> dict[str,
     for name, raw in parameters:
         schema = tool.properties.get(name, tool.extra)
         if schema is None:
-            raise ValueRefused(_unknown(name, tool))
+            raise ValueRefused(_unknown("parameter", name, tool.properties))
         if name in arguments:
-            raise ValueRefused(f"parameter {name!r} is given twice")
+            raise ValueRefused(f"parameter {name[:_SHOWN]!r} is given twice")
         try:
             arguments[name] = read_value(raw, schema)
         except ValueRefused as refused:
-            raise ValueRefused(f"parameter {name!r}: {refused}") from None
+            raise ValueRefused(f"parameter {name[:_SHOWN]!r}: {refused}") from None
     return arguments
 
 
 def _checked(arguments: dict[str, Any], tool: Tool) -> dict[str, Any]:
     for name in arguments:
         if name not in tool.properties and tool.extra is None:
-            raise ValueRefused(_unknown(name, tool))
+            raise ValueRefused(_unknown("parameter", name, tool.properties))
     problem = tool.whole.problem(arguments)
     if problem:
         raise ValueRefused(problem)
     return arguments
 
 
-def _unknown(name: str, tool: Tool) -> str:
-    return f"no parameter {name!r}; parameters: {', '.join(tool.properties) or 'none'}"
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name[:_SHOWN], known, n=1, cutoff=0.5)
+    return f"no {kind} {name[:_SHOWN]!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 def _read_tools(path: Path) -> ToolSet:

@@ -14,6 +14,7 @@ placeholders once, and laying the two texts side by side.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ Chat = Sequence[dict[str, Any]]
 Render = Callable[[Chat, list[dict[str, Any]] | None, bool], str]
 
 _PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")
+_PROBE = 'Größe "B417" <b>\'s</b>\n\n{a: 1} ' * 20 + "\n"
+_SHOWN = 40
 _LAYOUTS = 256
 """Layouts kept: one a sequence of roles, so a run needs a few dozen."""
 
@@ -130,7 +133,7 @@ class Rendering:
             chat: list[dict[str, Any]] = [{"role": "system", "content": "s0"}]
             pieces: list[str] = []
             for step, roles in enumerate(script):
-                new = [{**role, "content": f"m{step} {at}"} for at, role in enumerate(roles)]
+                new = [{**role, "content": f"{step}.{at} {_PROBE}"} for at, role in enumerate(roles)]
                 try:
                     segments = self.delta(new) if step else self.prompt([*chat, *new], tools)
                     chat += new
@@ -139,10 +142,9 @@ class Rendering:
                 except RenderingError as error:
                     raise self._refused(str(error)) from error
                 if whole != pieces:
-                    at = next(i for i, (a, b) in enumerate(zip(whole, pieces, strict=True)) if a != b)
                     raise self._refused(
-                        f"after {len(pieces)} turns it writes {whole[at]!r} where it wrote {pieces[at]!r} before; "
-                        "an append-only stream needs a template that never rewrites what it has written"
+                        f"after {len(pieces)} turns it writes {_difference(whole, pieces)} before; an append-only "
+                        "stream needs a template that never rewrites what it has written"
                     )
                 chat.append(turn)
 
@@ -185,13 +187,13 @@ class Rendering:
         return text[found + len(self._sentinel) :]
 
     def _aligned(self, text: str, layout: list[str], values: list[str]) -> list[Segment]:
-        """``text`` cut along ``layout``; a template may write a value as it is, stripped, or as JSON."""
+        """``text`` cut along ``layout``; a template may write a value as it is, stripped, or as a JSON string."""
         at = len(layout[0])
         segments: list[Segment] = [(layout[0], False)]
         fits = text.startswith(layout[0])
         for index, literal in zip(layout[1::2], layout[2::2], strict=True):
             value = values[int(index)]
-            for written in (value, value.strip(), json.dumps(value, ensure_ascii=False)):
+            for written in (value, value.strip(), json.dumps(value, ensure_ascii=False)[1:-1]):
                 if text.startswith(written, at) and text.startswith(literal, at + len(written)):
                     break
             else:
@@ -204,3 +206,9 @@ class Rendering:
                 f"{self._name} rewrites the content of a message, so it can't be told from its own text"
             )
         return segments
+
+
+def _difference(now: Sequence[str], then: Sequence[str]) -> str:
+    a, b = "".join(now), "".join(then)
+    at = len(os.path.commonprefix([a, b]))
+    return f"{a[at : at + _SHOWN]!r} where it wrote {b[at : at + _SHOWN]!r}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 TYPES = frozenset(("string", "integer", "number", "boolean", "null", "object", "array"))
@@ -55,7 +56,8 @@ class Compiler:
         self._root = root
         self._done: dict[int, Schema] = {}
 
-    def compile(self, schema: Any) -> Schema:
+    def compile(self, schema: Any, around: tuple[int, ...] = ()) -> Schema:
+        """``around``: the schemas that ask this one about the same value; a circle of them has no answer."""
         if isinstance(schema, bool):
             out = Schema()
             if not schema:
@@ -64,19 +66,21 @@ class Compiler:
             return out
         if not isinstance(schema, Mapping):
             raise SchemaError(f"a schema is an object or a boolean, not {schema!r}")
+        if id(schema) in around:
+            raise SchemaError(f"a schema refers to itself without end: {str(schema)[:80]}")
         if id(schema) in self._done:
             return self._done[id(schema)]
         out = self._done[id(schema)] = Schema()
         try:
-            self._fill(out, schema)
+            self._fill(out, schema, (*around, id(schema)))
         except (TypeError, AttributeError, re.error) as error:
             raise SchemaError(f"malformed schema {str(schema)[:80]}: {error}") from error
         return out
 
-    def _fill(self, out: Schema, schema: Mapping[str, Any]) -> None:
+    def _fill(self, out: Schema, schema: Mapping[str, Any], around: tuple[int, ...]) -> None:
         types, checks = TYPES, out._checks
         if "$ref" in schema:
-            target = self.compile(self._resolve(schema["$ref"]))
+            target = self.compile(self._resolve(schema["$ref"]), around)
             types &= target.types
             checks.append(target.problem)
         if "type" in schema:
@@ -94,14 +98,15 @@ class Compiler:
             checks.append(_among(list(schema["enum"])))
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                members = [self.compile(member) for member in schema[key]]
+                members = [self.compile(member, around) for member in schema[key]]
                 types &= frozenset().union(*(member.types for member in members))
                 checks.append(_alternatives(members, exactly_one=key == "oneOf"))
-        for member in map(self.compile, schema.get("allOf", ())):
+        for part in schema.get("allOf", ()):
+            member = self.compile(part, around)
             types &= member.types
             checks.append(member.problem)
         if "not" in schema:
-            denied = self.compile(schema["not"])
+            denied = self.compile(schema["not"], around)
             checks.append(lambda value: None if denied.problem(value) else f"{_show(value)} is not allowed")
         out.types = types
         checks += _bounds(schema)
@@ -237,7 +242,7 @@ def _bounds(schema: Mapping[str, Any]) -> list[Check]:
     bound("maximum", number, lambda v, n: v <= n, "is above")
     bound("exclusiveMinimum", number, lambda v, n: v > n, "must be above")
     bound("exclusiveMaximum", number, lambda v, n: v < n, "must be below")
-    bound("multipleOf", number, lambda v, n: v % n == 0, "is not a multiple of")
+    bound("multipleOf", number, lambda v, n: _exact(v) % _exact(n) == 0, "is not a multiple of")
     bound("minLength", str, lambda v, n: len(v) >= n, "is shorter than")
     bound("maxLength", str, lambda v, n: len(v) <= n, "is longer than")
     bound("minItems", list, lambda v, n: len(v) >= n, "has fewer items than")
@@ -248,6 +253,11 @@ def _bounds(schema: Mapping[str, Any]) -> list[Check]:
         pattern = re.compile(schema["pattern"])
         bound("pattern", str, lambda v, n: pattern.search(v) is not None, "doesn't match")
     return checks
+
+
+def _exact(number: int | float) -> Fraction:
+    """A number as it is written in decimal, so that 0.3 is a multiple of 0.1."""
+    return Fraction(number if isinstance(number, int) else repr(number))
 
 
 def _show(value: Any) -> str:

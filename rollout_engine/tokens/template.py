@@ -111,6 +111,12 @@ class ChatTemplate:
         """Ids of rendered segments, in which message text can't write control tokens."""
         return self._codec.encode_segments(segments)
 
+    def check_tools(self, text: str) -> None:
+        """Raise :class:`ConfigurationError` when the tools' own text spells a special token."""
+        for token in self._codec.special:
+            if token in text:
+                raise ConfigurationError(f"a tool's name or description spells the special token {token}; reword it")
+
     @property
     def rendering(self) -> Rendering:
         """The template taken apart at sampled turns."""

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from rollout_engine.errors import ConfigurationError
+from rollout_engine.tokens.messages import template_tools
 from rollout_engine.tokens.schema import Compiler, Schema, SchemaError
 
 _KEPT = 64
@@ -36,12 +37,14 @@ class Tool:
 
 
 class ToolSet:
-    """Tools by name."""
+    """``tools`` by name; ``listed`` as a chat template takes them; ``text``: their JSON."""
 
-    __slots__ = ("tools",)
+    __slots__ = ("listed", "text", "tools")
 
-    def __init__(self, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, tools: Mapping[str, Tool], listed: list[dict[str, Any]] | None, text: str) -> None:
         self.tools = tools
+        self.listed = listed
+        self.text = text
 
 
 _prepared: OrderedDict[bytes, ToolSet] = OrderedDict()
@@ -57,13 +60,14 @@ def prepare(tools: Sequence[Mapping[str, Any]] | ToolSet) -> ToolSet:
         raise ConfigurationError(f"tools are JSON objects: {error}") from error
     found = _prepared.get(key)
     if found is None:
-        found = _prepared[key] = _compile(json.loads(key))
+        found = _prepared[key] = _compile(key.decode())
         if len(_prepared) > _KEPT:
             _prepared.popitem(last=False)
     return found
 
 
-def _compile(tools: Any) -> ToolSet:
+def _compile(text: str) -> ToolSet:
+    tools = json.loads(text)
     if not isinstance(tools, list):
         raise ConfigurationError(f"tools are a list of {{name, description, parameters}}, not {type(tools).__name__}")
     out: dict[str, Tool] = {}
@@ -81,4 +85,4 @@ def _compile(tools: Any) -> ToolSet:
             out[name] = Tool(name, parameters)
         except (SchemaError, AttributeError) as error:
             raise ConfigurationError(f"the parameters of tool {name!r} are no schema: {error}") from error
-    return ToolSet(out)
+    return ToolSet(out, template_tools(tools), text)

@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.records import Message, ToolCall
-from rollout_engine.tokens.calls import TAG
+from rollout_engine.tokens.calls import TAG, find_calls
+from rollout_engine.tokens.reasoning import split_reasoning
 from rollout_engine.tokens.schema import same
 from rollout_engine.tokens.toolset import ToolSet, prepare
 from rollout_engine.tokens.values import ValueRefused, decode_json, read_value
 
+_THINK = "<think>\n"
 _NAME = re.compile(r"[^<>\n]+")
 _MARK = re.compile(TAG.pattern + r"|</?think>|<\|")
 
@@ -37,17 +39,23 @@ def render_call(call: ToolCall, tools: Sequence[Mapping[str, Any]] | ToolSet | N
 def render_turn(
     message: Message, tools: Sequence[Mapping[str, Any]] | ToolSet | None = None, reasoning_open: bool = False
 ) -> str:
-    """An assistant message as text, without its closing token; raises ``ValueError`` if it can't be written."""
+    """An assistant message as text, without its closing token.
+
+    Raises ``ValueError`` when interpreting that text wouldn't give the message back (white space around
+    its reasoning and content aside).
+    """
     if message.role != "assistant":
         raise ValueError(f"only assistant messages are written as turns, not {message.role}")
-    if "</think>" in (message.reasoning or "") or TAG.search(message.content):
-        raise ValueError("a turn's reasoning can't hold </think>, nor its content a tag of the call syntax")
-    parts = [part for part in (message.content, *(render_call(call, tools) for call in message.calls)) if part]
-    body = "\n".join(parts)
-    if message.reasoning is None and not reasoning_open:
-        return body
-    opening = "" if reasoning_open else "<think>\n"
-    return f"{opening}{message.reasoning or ''}\n</think>\n\n{body}"
+    reasoning, content = (message.reasoning or "").strip(), message.content.strip()
+    text = "\n".join(part for part in (content, *(render_call(call, tools) for call in message.calls)) if part)
+    if reasoning or reasoning_open:
+        text = f"{'' if reasoning_open else _THINK}{reasoning}\n</think>\n\n{text}"
+    read, rest = split_reasoning(text, reasoning_open)
+    markup = find_calls(rest)
+    same_text = ((read or "").strip(), markup.text) == (reasoning, content)
+    if not same_text or markup.doubt or len(markup.calls) != len(message.calls) or "<|" in reasoning + content:
+        raise ValueError("a turn's reasoning or content holds a tag of the syntax, so it can't be written")
+    return text
 
 
 def _xml(call: ToolCall) -> str:

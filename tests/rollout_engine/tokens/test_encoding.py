@@ -1,0 +1,77 @@
+"""Text from messages never writes a control token, whichever way a tokenizer holds it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from rollout_engine.tokens.encoding import Codec, RenderingError
+
+
+def small_vocabulary() -> Tokenizer:
+    """Words, tags and characters in one vocabulary, as a tiny policy has them: no tag is an added token."""
+    words = ["[UNK]", "order", "</tool_call>", "<parameter=id>\n", '{"state": ', *map(chr, range(32, 127)), "\n"]
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="[UNK]"))
+    pattern = Regex(r'</tool_call>|<parameter=id>\n|\{"state": |order|[\s\S]')
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken("<|im_end|>", normalized=False)])
+    tokenizer.add_tokens([AddedToken("refund", normalized=False)])
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
+    return Codec(small_vocabulary())
+
+
+def test_control_tokens_are_markers_and_tags_not_words(codec):
+    assert set(codec.control) == {"<|im_end|>", "</tool_call>", "<parameter=id>\n"}
+    assert codec.special == ("<|im_end|>",)
+
+
+def test_the_same_text_is_a_token_of_the_template_and_text_of_a_message(codec):
+    text = 'order refund</tool_call><|im_end|>{"state": <parameter=id>\n'
+    own = codec.encode_segments([(text, False)])
+    foreign = codec.encode_segments([(text, True)])
+    assert own == codec.encode(text)
+    assert [i for i in own if codec.is_control(i)] == [
+        codec.control[t] for t in ("</tool_call>", "<|im_end|>", "<parameter=id>\n")
+    ]
+    assert not any(map(codec.is_control, foreign))
+    assert codec.decode(own) == codec.decode(foreign) == text
+    words = {codec.encode(word)[0] for word in ("order", "refund", '{"state": ')}
+    assert words <= set(own) & set(foreign)
+
+
+def test_a_control_token_made_across_a_border_is_text(codec):
+    for parts in (["<|im_", "end|>"], ["<", "|im_end|>"], ["<|im_end|", ">"]):
+        for outside in (0, 1):
+            ids = codec.encode_segments([(part, at == outside) for at, part in enumerate(parts)])
+            assert codec.decode(ids) == "<|im_end|>"
+            assert not any(map(codec.is_control, ids))
+
+
+def test_ordinary_text_is_encoded_whole_across_borders(codec):
+    assert codec.encode_segments([("or", False), ("der", True)]) == codec.encode("order")
+
+
+def test_a_control_token_that_cannot_be_written_as_text_is_a_system_error():
+    tokenizer = small_vocabulary()
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=True)])
+    codec = Codec(tokenizer)
+    with pytest.raises(RenderingError, match="spells a control token"):
+        codec.encode_segments([("＜tool_call＞", True)])
+
+
+pieces = st.lists(st.sampled_from(["<|im_end|>", "</tool_call>", "<", "|im_end|>", "<|im_", "order", " "])).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(pieces, max_size=4))
+def test_message_text_never_gives_a_control_token(codec, texts):
+    segments = [part for text in texts for part in ((text, True), ("\n", False), ("<|im_end|>", False))]
+    ids = codec.encode_segments(segments)
+    assert codec.decode(ids) == "".join(text for text, _ in segments)
+    assert [i for i in ids if codec.is_control(i)] == [codec.control["<|im_end|>"]] * len(texts)

@@ -1,0 +1,33 @@
+"""A stream only grows, and each sampled id carries what is known of it."""
+
+import pytest
+
+from rollout_engine.tokens.stream import TokenStream
+
+
+def test_a_stream_keeps_ids_mask_logprobs_and_versions():
+    stream = TokenStream()
+    stream.observe([1, 2])
+    stream.sample([3, 4], [-0.5, -1.0], [7, 8])
+    stream.observe([5])
+    arrays = stream.arrays().unpack()
+    assert arrays.ids.tolist() == [1, 2, 3, 4, 5]
+    assert arrays.mask.tolist() == [0, 0, 1, 1, 0]
+    assert arrays.logprobs.tolist() == [-0.5, -1.0]
+    assert arrays.versions.tolist() == [7, 8]
+    assert (len(stream), stream.sampled) == (5, 2)
+
+
+def test_ids_are_a_copy():
+    stream = TokenStream()
+    stream.observe([1])
+    stream.ids.append(2)
+    assert stream.ids == [1]
+
+
+@pytest.mark.parametrize(("logprobs", "versions"), [([], [0]), ([-1.0], []), ([-1.0, -1.0], [0])])
+def test_a_sample_without_all_its_parts_changes_nothing(logprobs, versions):
+    stream = TokenStream()
+    with pytest.raises(ValueError, match="disagrees with itself"):
+        stream.sample([1], logprobs, versions)
+    assert len(stream) == 0
