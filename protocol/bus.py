@@ -101,7 +101,10 @@ class Bus:
         return await self._call(self._core.wait_batch, step, timeout)
 
     async def next_batch(self, timeout: float | None = None) -> Delivery:
-        """The first batch not acknowledged yet; :class:`WaitExpired` after ``timeout`` (``nats.wait``) seconds."""
+        """The first batch not acknowledged yet; :class:`WaitExpired` after ``timeout`` (``nats.wait``) seconds.
+
+        Delivered at least once: after a crash of the server the last one may come again, so compare its step.
+        """
         consumer = self._core.consumer
         pulled = await self._call(consumer.next, self._core.config.wait if timeout is None else timeout)
         return Delivery(pulled.batch, lambda: self._call(consumer.acknowledge, pulled))

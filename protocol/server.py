@@ -193,18 +193,24 @@ class NatsServer:
         """End a server whose parent was killed: with the lock ours, nobody supervises it."""
         try:
             pid = int((self.folder / "nats.pid").read_text())
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except (OSError, ValueError):
-            return
-        if str(self.folder / "nats.conf").encode() not in command.split(b"\0"):
+        except (FileNotFoundError, ValueError):
             return
         deadline = time.monotonic() + STOP_TIMEOUT
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-            while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
-                os.kill(pid, 0)
-            os.kill(pid, signal.SIGKILL)
+        number = signal.SIGTERM
+        while self._serves_us(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+            time.sleep(0.05)
+            if time.monotonic() > deadline:
+                number = signal.SIGKILL
+
+    def _serves_us(self, pid: int) -> bool:
+        """Whether process ``pid`` is a server of this folder. A zombie has no command line, so it isn't."""
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+        return str(self.folder / "nats.conf").encode() in command.split(b"\0")
 
     # -- the server itself -------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,23 @@ def _url() -> str:
     return f"nats://127.0.0.1:{free_port()}"
 
 
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts this Python with the given arguments; ends it with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments) -> subprocess.Popen[str]:
+        command = [sys.executable, *map(str, arguments)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait(15)
+        process.stdout.close()
+
+
 def test_it_ends_with_its_owner(tmp_path):
     with NatsServer(tmp_path, _url()) as server:
         assert server.owned
@@ -65,14 +83,14 @@ def test_a_folder_that_someone_serves_is_shared(tmp_path):
         assert _alive(owner.pid), "a guest doesn't end its host's server"
 
 
-def test_an_orphan_is_taken_over(tmp_path):
+def test_an_orphan_is_taken_over(tmp_path, spawn):
     """Its owner was killed, so nobody would ever end it."""
     url = _url()
     code = (
         "import sys, time; from protocol.server import NatsServer; server = NatsServer(sys.argv[1], sys.argv[2]);"
         "server.start(); print(server.pid, flush=True); time.sleep(60)"
     )
-    owner = subprocess.Popen([sys.executable, "-c", code, tmp_path, url], stdout=subprocess.PIPE, cwd=ROOT)
+    owner = spawn("-c", code, tmp_path, url)
     orphan = int(owner.stdout.readline())
     owner.kill()
     owner.wait()
@@ -103,14 +121,9 @@ def test_the_binary_is_found_beside_this_python():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_verb_serves_until_it_is_told_to_stop(tmp_path, number):
+def test_the_verb_serves_until_it_is_told_to_stop(tmp_path, spawn, number):
     url = _url()
-    verb = subprocess.Popen(
-        [sys.executable, "-m", "protocol.cli.nats", "--folder", tmp_path, "--url", url],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
+    verb = spawn("-m", "protocol.cli.nats", "--folder", tmp_path, "--url", url)
     assert verb.stdout.readline().startswith(f"NATS at {url}")
     pid = int((tmp_path / "nats.pid").read_text())
     os.kill(pid, signal.SIGKILL)
