@@ -81,11 +81,16 @@ def rows_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(DATA))
 
 
+def divides(axis: str, dimension: int) -> bool:
+    """Whether ``axis`` of the mesh in scope splits ``dimension`` evenly."""
+    return dimension % jax.sharding.get_abstract_mesh().shape.get(axis, 1) == 0
+
+
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Ask for ``x`` to be split along ``axes`` of the mesh in scope; axes that don't divide their dimension
     are dropped, and without a mesh (a parity test, a laptop's notebook) ``x`` is returned as it is."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return x
-    spec = [name if name and x.shape[i] % mesh.shape[name] == 0 else None for i, name in enumerate(axes)]
+    spec = [name if name and divides(name, x.shape[i]) else None for i, name in enumerate(axes)]
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))

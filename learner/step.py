@@ -71,7 +71,7 @@ class Step:
             new = jax.lax.with_sharding_constraint(new, on_device)
             return jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, new), sums.merge(more)
 
-        @partial(jax.jit, donate_argnums=(0, 1), out_shardings=(State(self.params, self.moments), one, one))
+        @partial(jax.jit, donate_argnums=0, out_shardings=(State(self.params, self.moments), one, one))
         def apply(state: State, grads):
             params, moments, norm, applied = apply_update(
                 self.optimizer,
