@@ -1,6 +1,7 @@
 """``bin/trajectories``: look at a run's episodes, and take its log to files.
 
-Reads a run on a NATS server (``--nats URL``) or exported files (``--files FILE… or FOLDER``).
+Reads a run on a NATS server (``--nats URL``, or that of ``--config FILE``) or exported files
+(``--files FILE… or FOLDER``).
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import asyncio
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from protocol import config as configuration
 from protocol import log
 from protocol.bus import connect
 from protocol.cli.failures import exit_on_known_fault, fail
@@ -24,11 +27,11 @@ from protocol.subjects import check_run
 app = App(name="trajectories", help=__doc__)
 console = Console()
 
-NatsOption = Annotated[str, Parameter(name="--nats", help="URL of the NATS server that holds the run.")]
+NatsOption = Annotated[str | None, Parameter(name="--nats", help="URL of the NATS server; nats://127.0.0.1:4222.")]
+ConfigOption = Annotated[Path | None, Parameter(name="--config", help="The run's YAML file, for its nats section.")]
 FilesOption = Annotated[
     tuple[Path, ...], Parameter(name="--files", consume_multiple=True, help="Read these files or folders instead.")
 ]
-_URL = Nats().url
 
 
 @app.command(name="list")
@@ -38,12 +41,13 @@ def list_(
     step: Annotated[int | None, Parameter(help="Only this step.")] = None,
     family: Annotated[str | None, Parameter(help="Only tasks of this family.")] = None,
     failed: Annotated[bool, Parameter(help="Only those below full reward.", negative="")] = False,
-    nats: NatsOption = _URL,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
     files: FilesOption = (),
 ) -> None:
     """A line for every episode: task, reward, tokens, how it finished and why it scored so."""
     with exit_on_known_fault("trajectories"):
-        asyncio.run(_list(_run(run), step, family, failed, Nats(url=nats), files))
+        asyncio.run(_list(_run(run), step, family, failed, _nats(nats, config), files))
 
 
 async def _list(
@@ -67,12 +71,13 @@ async def _list(
 def show(
     id: Annotated[str, Parameter(help="RUN/STEP/GROUP/SAMPLE, or with /ATTEMPT.")],
     *,
-    nats: NatsOption = _URL,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
     files: FilesOption = (),
 ) -> None:
     """One episode: the conversation, tool calls and results, the database's difference, the reward and why."""
     with exit_on_known_fault("trajectories"):
-        asyncio.run(_show(id, Nats(url=nats), files))
+        asyncio.run(_show(id, _nats(nats, config), files))
 
 
 async def _show(id: str, nats: Nats, files: tuple[Path, ...]) -> None:
@@ -96,11 +101,12 @@ def export(
     out: Annotated[Path, Parameter(help="Folder for the files, one a step.")],
     first: Annotated[int | None, Parameter(help="First step.")] = None,
     last: Annotated[int | None, Parameter(help="Last step.")] = None,
-    nats: NatsOption = _URL,
+    nats: NatsOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Take a run's log from NATS to files, token arrays included, for bin/learner --replay and for keeping."""
     with exit_on_known_fault("trajectories"):
-        for path in asyncio.run(_export(_run(run), out, first, last, Nats(url=nats))):
+        for path in asyncio.run(_export(_run(run), out, first, last, _nats(nats, config))):
             console.print(str(path), highlight=False, soft_wrap=True)
 
 
@@ -116,6 +122,11 @@ def verify(files: Annotated[tuple[Path, ...], Parameter(help="Files, or folders 
         for summary in log.verify(files):
             counts = ", ".join(f"{kind}: {count}" for kind, count in summary.counts.items() if count)
             console.print(f"{summary.path}: whole ({counts or 'no records'})", highlight=False, soft_wrap=True)
+
+
+def _nats(url: str | None, config: Path | None) -> Nats:
+    found = configuration.load(config).nats if config is not None else Nats()
+    return found if url is None else msgspec.structs.replace(found, url=url)
 
 
 def _run(run: str) -> str:

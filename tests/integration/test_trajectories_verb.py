@@ -62,6 +62,12 @@ def test_list_and_its_filters(logged, nats_url):
         assert f"{count} trajectories" in _verb("list", logged, "--nats", nats_url, *arguments).stdout
 
 
+def test_the_server_of_a_configuration(logged, nats_url, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(f"run: {logged}\nnats: {{url: '{nats_url}'}}\n")
+    assert "4 trajectories" in _verb("list", logged, "--config", config).stdout
+
+
 def test_show(logged, nats_url):
     for id in (f"{logged}/1/0/1", f"{logged}/1/0/1/0"):
         done = _verb("show", id, "--nats", nats_url)
