@@ -2,24 +2,26 @@
 
 Invariant: a control token (a turn marker, a think, tool-call or tool-response tag) is written only by
 the template or sampled by the policy. Where the text of a message spells one, that text is encoded as
-ordinary text: it is cut after the first character of the would-be token and the two sides are encoded
-apart. The decoded text is the same, the control id is not there.
+ordinary text: it is cut inside the would-be token and the two sides are encoded apart. The decoded text
+is the same, the control id is not there. Text without such a spelling is encoded whole, as any server does.
 
-Control tokens are the tokenizer's special tokens, its other added tokens of the form ``<…>``, and words
-of its vocabulary that spell a tag of the call syntax. Other added tokens (whole words of a small
+Control tokens are the tokenizer's special tokens, its other added tokens that hold a tag ``<…>``, and
+words of its vocabulary that hold a tag of the call syntax. Other added tokens (whole words of a small
 vocabulary) are ordinary text.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from rollout_engine.errors import EpisodeSystemError
 
-_SYNTAX = re.compile(r"\s*</?(?:think|tool_call|tool_response|function|parameter)(?:=[^<>]*)?>\s*")
+_TAG = re.compile(r"<[^<>\s][^<>]*>")
+_SYNTAX = re.compile(r"</?(?:think|tool_call|tool_response|function|parameter)(?:=[^<>]*)?>")
 
 Segment = tuple[str, bool]
 """A piece of rendered text, and whether it comes from a message (True) or from the template (False)."""
@@ -39,8 +41,7 @@ class Codec:
         self.control = _control_tokens(tokenizer)
         self.special = tuple(entry.content for entry in tokenizer.get_added_tokens_decoder().values() if entry.special)
         self._control_ids = frozenset(self.control.values())
-        spelled = sorted(self.control, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
+        self._pattern = _anywhere(self.control)
 
     def encode(self, text: str) -> list[int]:
         """Ids of text in which control tokens are meant."""
@@ -65,20 +66,40 @@ class Codec:
         """
         text = "".join(piece for piece, _ in segments)
         foreign = _foreign(segments)
-        cuts, meant, at = [0], 0, 0
-        while match := self._pattern.search(text, at):
-            start, end = match.span()
-            if not any(low < end and start < high for low, high in foreign):
-                meant, at = meant + 1, end
-                continue
-            at = start + 1
-            cuts.append(at)
+        cuts = {0, len(text)}
+        for match in self._pattern.finditer(text):
+            start, end = match.span(1)
+            inside = [low for low, high in foreign if low < end and start < high]
+            if inside:
+                cuts.add(max(start + 1, inside[0]))
         ids: list[int] = []
-        for low, high in zip(cuts, [*cuts[1:], len(text)], strict=True):
-            ids.extend(self.encode(text[low:high]))
-        if sum(token in self._control_ids for token in ids) > meant:
-            raise RenderingError("a message spells a control token that the tokenizer can't write as ordinary text")
+        for low, high in itertools.pairwise(sorted(cuts)):
+            encoding = self._tokenizer.encode(text[low:high], add_special_tokens=False)
+            self._refuse_foreign(encoding, low, foreign)
+            ids.extend(encoding.ids)
         return ids
+
+    def _refuse_foreign(self, encoding: Encoding, at: int, foreign: list[tuple[int, int]]) -> None:
+        control = [place for place, token in enumerate(encoding.ids) if token in self._control_ids]
+        if not control or not foreign:
+            return
+        offsets = encoding.offsets
+        for place in control:
+            start, end = offsets[place]
+            if any(low < at + end and at + start < high for low, high in foreign):
+                raise RenderingError("a message spells a control token that the tokenizer can't write as ordinary text")
+
+
+def _anywhere(spelled: Iterable[str]) -> re.Pattern[str]:
+    """Finds each place where one of ``spelled`` begins, the longest first, as group 1.
+
+    Overlaps are found too: other added tokens may shift where the tokenizer matches.
+    """
+    longest_first = sorted(spelled, key=len, reverse=True)
+    if not longest_first:
+        return re.compile("(?!)()")
+    initials = "".join(sorted({text[0] for text in longest_first}))
+    return re.compile(f"(?=[{re.escape(initials)}])(?=({'|'.join(map(re.escape, longest_first))}))")
 
 
 def _foreign(segments: Sequence[Segment]) -> list[tuple[int, int]]:
@@ -94,10 +115,9 @@ def _control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     control = {}
     added = tokenizer.get_added_tokens_decoder()
     for token, entry in added.items():
-        text = entry.content.strip()
-        if entry.special or (text.startswith("<") and text.endswith(">")):
+        if entry.special or _TAG.search(entry.content):
             control[entry.content] = token
     for word, token in tokenizer.get_vocab(with_added_tokens=False).items():
-        if "<" in word and token not in added and _SYNTAX.fullmatch(text := tokenizer.decode([token], False)):
+        if "<" in word and token not in added and _SYNTAX.search(text := tokenizer.decode([token], False)):
             control[text] = token
     return control

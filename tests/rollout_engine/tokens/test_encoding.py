@@ -16,7 +16,7 @@ def small_vocabulary() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken("<|im_end|>", normalized=False)])
-    tokenizer.add_tokens([AddedToken("refund", normalized=False)])
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in ("refund", "user\n<tool_response>\n", "xy\n")])
     return tokenizer
 
 
@@ -26,7 +26,7 @@ def codec() -> Codec:
 
 
 def test_control_tokens_are_markers_and_tags_not_words(codec):
-    assert set(codec.control) == {"<|im_end|>", "</tool_call>", "<parameter=id>\n"}
+    assert set(codec.control) == {"<|im_end|>", "</tool_call>", "<parameter=id>\n", "user\n<tool_response>\n"}
     assert codec.special == ("<|im_end|>",)
 
 
@@ -65,7 +65,11 @@ def test_a_control_token_that_cannot_be_written_as_text_is_a_system_error():
         codec.encode_segments([("＜tool_call＞", True)])
 
 
-pieces = st.lists(st.sampled_from(["<|im_end|>", "</tool_call>", "<", "|im_end|>", "<|im_", "order", " "])).map("".join)
+pieces = st.lists(
+    st.sampled_from(
+        ["<|im_end|>", "</tool_call>", "<", "|im_end|>", "<|im_", "order", "\n", "user\n<tool_response>\n", "xy"]
+    )
+).map("".join)
 
 
 @settings(max_examples=300, deadline=None)
