@@ -198,11 +198,11 @@ class ActorPool:
 
     async def _refresh(self) -> None:
         async with self._looking:
-            if time.monotonic() - self._looked < _POLL:
+            if trio.current_time() - self._looked < _POLL:
                 return
             began = time.time()
             self._live = await self._look()
-            self._looked = time.monotonic()
+            self._looked = trio.current_time()
         for url, status in self._live.items():
             member = self._members.setdefault(url, _Member(self._connect(url)))
             if member.suspect_since is not None:

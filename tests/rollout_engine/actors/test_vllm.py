@@ -1,0 +1,152 @@
+"""The client of one vLLM server, against a scripted transport."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from rollout_engine.actors.policy import GenerateRequest, Sampling
+from rollout_engine.actors.vllm import ActorRefusal, VllmActor
+from rollout_engine.errors import ActorError
+
+REQUEST = GenerateRequest([5, 6, 7], 3, Sampling(temperature=0.7, top_p=0.9), stop_ids=(2, 3), episode="e", seed=11)
+
+
+def answer(ids=(8, 9, 2), logprobs=(-0.5, -1.5, -0.25), spans=(("v4", 0, 3),), finish="stop") -> httpx.Response:
+    choice = {
+        "index": 0,
+        "token_ids": list(ids),
+        "finish_reason": finish,
+        "logprobs": {"content": [{"token_id": i, "logprob": p, "rank": 1} for i, p in zip(ids, logprobs)]},  # noqa: B905
+        "weight_versions": [{"version": v, "start": a, "end": b} for v, a, b in spans],
+    }
+    return httpx.Response(200, json={"request_id": "r", "choices": [choice]})
+
+
+def actor(handler: Callable[[httpx.Request], httpx.Response], version: int | None = None) -> VllmActor:
+    client = httpx.AsyncClient(transport=httpx.MockTransport(handler))
+    return VllmActor("http://actor:8000/", client, timeout=5.0, version=version)
+
+
+async def test_generation_carries_ids_logprobs_and_the_version_of_each_token() -> None:
+    generation = await actor(lambda _: answer(spans=[("v4", 0, 2), ("v5", 2, 3)])).generate(REQUEST)
+    assert generation.ids == [8, 9, 2]
+    assert generation.logprobs == [-0.5, -1.5, -0.25]
+    assert generation.versions == [4, 4, 5]
+    assert (generation.finish, generation.actor) == ("stop", "http://actor:8000")
+
+
+async def test_request_asks_for_tokens_only_and_ends_at_our_stop_ids_alone() -> None:
+    sent: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return answer()
+
+    await actor(handler).generate(REQUEST)
+    assert sent[0].url.path == "/inference/v1/generate"
+    assert json.loads(sent[0].content) == {
+        "token_ids": [5, 6, 7],
+        "sampling_params": {
+            "max_tokens": 3,
+            "temperature": 0.7,
+            "top_k": -1,
+            "top_p": 0.9,
+            "stop_token_ids": [2, 3],
+            "logprobs": 0,
+            "detokenize": False,
+            "ignore_eos": True,
+            "seed": 11,
+        },
+    }
+
+
+@pytest.mark.parametrize("label", ["default", "unproven", "v", "7"])
+async def test_tokens_of_unproven_weights_are_refused(label: str) -> None:
+    with pytest.raises(ActorError, match=f"labelled '{label}'"):
+        await actor(lambda _: answer(spans=[(label, 0, 3)])).generate(REQUEST)
+
+
+async def test_caller_may_name_the_version_of_whatever_is_served() -> None:
+    generation = await actor(lambda _: answer(spans=[("default", 0, 3)]), version=0).generate(REQUEST)
+    assert generation.versions == [0, 0, 0]
+
+
+async def test_weights_changed_within_one_answer_have_no_single_name() -> None:
+    with pytest.raises(ActorError, match="changed its weights"):
+        await actor(lambda _: answer(spans=[("v4", 0, 2), ("v5", 2, 3)]), version=0).generate(REQUEST)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        answer(ids=(), logprobs=(), spans=()),
+        answer(logprobs=(-0.5, -1.5)),
+        answer(logprobs=(-0.5, -1.5, -9999.0)),
+        answer(spans=[("v4", 0, 2)]),
+        answer(finish="abort"),
+        httpx.Response(200, content=b"<html>"),
+        httpx.Response(200, json={"choices": [{"token_ids": [1], "logprobs": None, "finish_reason": "stop"}]}),
+    ],
+    ids=[
+        "no-tokens",
+        "missing-logprob",
+        "placeholder-logprob",
+        "missing-version",
+        "aborted",
+        "not-json",
+        "no-logprobs",
+    ],
+)
+async def test_incomplete_answer_is_an_actor_error_not_a_generation(broken: httpx.Response) -> None:
+    with pytest.raises(ActorError):
+        await actor(lambda _: broken).generate(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("status", "refusal"), [(400, True), (404, True), (408, False), (429, False), (500, False), (503, False)]
+)
+async def test_status_tells_whether_another_actor_could_help(status: int, refusal: bool) -> None:
+    with pytest.raises(ActorError, match=f"answered {status}: too bad") as caught:
+        await actor(lambda _: httpx.Response(status, text="too bad")).generate(REQUEST)
+    assert isinstance(caught.value, ActorRefusal) == refusal
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), httpx.ReadError("cut")])
+async def test_lost_connection_and_timeout_are_actor_errors_naming_the_url(error: httpx.TransportError) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise error
+
+    with pytest.raises(ActorError, match="http://actor:8000/inference/v1/generate") as caught:
+        await actor(handler).generate(REQUEST)
+    assert not isinstance(caught.value, ActorRefusal)
+
+
+async def test_server_without_the_token_endpoint_is_asked_for_completions() -> None:
+    paths: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        if request.url.path == "/inference/v1/generate":
+            return httpx.Response(403, text="disabled")
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "tiny"}]})
+        body = json.loads(request.content)
+        assert (body["model"], body["prompt"], body["return_token_ids"]) == ("tiny", [5, 6, 7], True)
+        logprobs = {"token_logprobs": [-0.5, -0.75], "tokens": ["a", "b"]}
+        choice = {"text": "ab", "token_ids": [8, 2], "logprobs": logprobs, "finish_reason": "length"}
+        return httpx.Response(200, json={"choices": [choice]})
+
+    policy = actor(handler, version=3)
+    for _ in range(2):
+        generation = await policy.generate(REQUEST)
+        assert (generation.ids, generation.logprobs, generation.versions) == ([8, 2], [-0.5, -0.75], [3, 3])
+    assert paths == ["/inference/v1/generate", "/v1/models", "/v1/completions", "/v1/completions"]
+
+
+async def test_within_a_run_the_token_endpoint_is_a_must() -> None:
+    with pytest.raises(ActorRefusal, match="--enable-scale-out"):
+        await actor(lambda _: httpx.Response(403, text="disabled")).generate(REQUEST)
