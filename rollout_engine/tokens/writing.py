@@ -84,7 +84,8 @@ def _plain(call: ToolCall) -> bool:
 def _exact(name: str, value: Any, call: str, tools: Sequence[Mapping[str, Any]] | ToolSet | None) -> bool:
     """Whether the raw text of a value reads as that value."""
     if tools is None:
-        return not (isinstance(value, str) and _reads_as_json(value))
+        # 1e+22 is an integer to a schema, but no integer's text.
+        return "e" not in repr(value) if isinstance(value, float) else not _reads_as_json(value)
     tool = prepare(tools).tools.get(call)
     schema = tool and tool.properties.get(name, tool.extra)
     try:
@@ -93,9 +94,12 @@ def _exact(name: str, value: Any, call: str, tools: Sequence[Mapping[str, Any]] 
         return False
 
 
-def _reads_as_json(text: str) -> bool:
+def _reads_as_json(value: Any) -> bool:
+    """Whether a string's text may be read as a value of another type."""
+    if not isinstance(value, str):
+        return False
     try:
-        decode_json(text)
+        decode_json(value)
     except ValueRefused:
         return False
     return True

@@ -105,6 +105,9 @@ def exactly(read, call) -> bool:
 
 @settings(max_examples=400, deadline=None)
 @given(conversations(), st.booleans())
+@example(
+    ([{"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}], [ToolCall("f", {"a": 1e22})]), False
+)
 def test_calls_survive_the_round_trip_together(drawn, knows_tools):
     tools, calls = drawn
     for call in calls:
@@ -140,7 +143,7 @@ def test_no_text_raises_and_no_value_is_invented(text, reasoning_open):
     for call in read.calls:
         assert (call.arguments is None) != (call.error is None)
         value = (call.arguments or {}).get("a", "")
-        raw = re.search(r"<parameter=a>\n?" + re.escape(value) + r"\n?</parameter>", text)
+        raw = any(f"<parameter=a>{x}{value}{y}</parameter>" in text for x in ("\n", "") for y in ("\n", ""))
         assert value == "" or raw or json.dumps(value, ensure_ascii=False) in text or '{"name"' in text
 
 
