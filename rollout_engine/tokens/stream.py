@@ -56,7 +56,4 @@ class TokenStream:
         self._versions.extend(versions)
 
     def arrays(self) -> TokenArrays:
-        return TokenArrays.pack(self._ids, self._mask_array(), self._logprobs, self._versions)
-
-    def _mask_array(self) -> list[int]:
-        return list(self._mask)
+        return TokenArrays.pack(self._ids, list(self._mask), self._logprobs, self._versions)
