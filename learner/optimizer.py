@@ -44,7 +44,7 @@ def make_optimizer(config: Optimizer, steps: int) -> optax.GradientTransformatio
 
 def apply_update(optimizer: optax.GradientTransformation, params, state, grads):
     """(params, state, gradient norm, applied): the update, or everything as it was if the norm isn't finite."""
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm)
     updates, new_state = optimizer.update(grads, state, params)
     new_params = optax.apply_updates(params, updates)

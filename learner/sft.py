@@ -82,10 +82,13 @@ class Demonstrations:
 
 def init_params(config: Qwen3Config, seed: int):
     """Fresh parameters: embedding normal with std 0.1, an untied head equal to its transpose, matrices normal
-    with std hidden^-0.5."""
+    with std hidden^-0.5, and those that write to the residual stream zero: noise of theirs would drown the
+    embeddings, whose identity is what copying needs."""
     row = np.zeros((1, 8), np.int32)
     params = jax.jit(lambda key: Qwen3(config).init(key, row, row, row)["params"])(jax.random.key(seed))
     params["embed_tokens"] = params["embed_tokens"] * (EMBEDDING_STD * config.hidden_size**0.5)
+    for name in ("o_proj", "down_proj"):
+        params["layers"][name]["kernel"] = jnp.zeros_like(params["layers"][name]["kernel"])
     if "lm_head" in params:
         params["lm_head"] = params["embed_tokens"].T
     return params

@@ -1,0 +1,100 @@
+import io
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from tiny import init, make_config, make_streams, write_config
+
+from learner.checkpoint import Checkpoints
+from learner.mesh import make_mesh
+from learner.packing import pack
+from learner.step import Step
+from protocol.config import ConfigError
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(step, three successive states on the host, model)"""
+    model = write_config(tmp_path_factory.mktemp("model"))
+    step = Step(model, make_config(tmp_path_factory.mktemp("run")).learner, make_mesh("1x1"), init(model))
+    states, state = [], step.init(jax.device_put(init(model), step.params))
+    for seed in range(3):
+        state, _ = step.update(state, pack(make_streams(4, seed), 64, 4))
+        states.append(jax.device_get(state))
+    return step, states, model
+
+
+def checkpoints(folder, fingerprint="f", keep=2):
+    out = io.StringIO()
+    return Checkpoints(folder, keep, fingerprint, Console(file=out, width=200)), out
+
+
+def filled(folder, states):
+    store, _ = checkpoints(folder)
+    for step, state in enumerate(states, 1):
+        store.save(step, state, {"probe": [step, 5]})
+    store.close()
+
+
+def test_the_newest_state_comes_back_bit_for_bit(tmp_path, run):
+    step, states, model = run
+    filled(tmp_path, states)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2", "3"]
+    at, state, facts = checkpoints(tmp_path)[0].restore(step.abstract_state(init(model)))
+    assert (at, facts["probe"]) == (3, [3, 5])
+    jax.tree.map(np.testing.assert_array_equal, states[2], jax.device_get(state))
+
+
+def test_another_mesh_restores_the_same_numbers(tmp_path, run):
+    _, states, model = run
+    filled(tmp_path, states)
+    other = Step(model, make_config(tmp_path, mesh="4x2").learner, make_mesh("4x2"), init(model))
+    _, state, _ = checkpoints(tmp_path)[0].restore(other.abstract_state(init(model)))
+    assert len(state.params["lm_head"].sharding.device_set) == 8
+    jax.tree.map(np.testing.assert_array_equal, states[2], jax.device_get(state))
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "facts"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, run, damage):
+    step, states, model = run
+    filled(tmp_path, states)
+    files = sorted(p for p in (tmp_path / "3").rglob("*") if p.is_file())
+    if damage == "cut":
+        victims = [p for p in files if p.parent.name == "d"]
+        assert victims
+        for file in victims:
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    elif damage == "gone":
+        for file in files:
+            if "state" in file.parts:
+                file.unlink()
+    else:
+        for file in (tmp_path / "3/facts").iterdir():
+            file.write_text("{")
+    store, out = checkpoints(tmp_path)
+    at, state, _ = store.restore(step.abstract_state(init(model)))
+    assert at == 2
+    assert "checkpoint 3 is damaged" in out.getvalue()
+    jax.tree.map(np.testing.assert_array_equal, states[1], jax.device_get(state))
+    store.save(3, states[2], {"probe": []})
+    assert store.restore(step.abstract_state(init(model)))[0] == 3
+
+
+def test_a_save_that_was_cut_short_is_not_seen(tmp_path, run):
+    step, states, model = run
+    filled(tmp_path, states)
+    (tmp_path / "4.orbax-checkpoint-tmp-0").mkdir()
+    assert checkpoints(tmp_path)[0].restore(step.abstract_state(init(model)))[0] == 3
+
+
+def test_another_learning_configuration_is_refused(tmp_path, run):
+    step, states, model = run
+    filled(tmp_path, states)
+    with pytest.raises(ConfigError, match="another learning configuration"):
+        checkpoints(tmp_path, fingerprint="g")[0].restore(step.abstract_state(init(model)))
+
+
+def test_nothing_saved_is_none(tmp_path, run):
+    step, _, model = run
+    assert checkpoints(tmp_path)[0].restore(step.abstract_state(init(model))) is None
