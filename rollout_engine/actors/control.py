@@ -69,8 +69,9 @@ class ServerControl:
         await self._call("POST", "/update_weight_version", self._timeout, json={"new_version": text})
 
     async def pause(self, timeout: float) -> None:
-        """Hold running requests where they are; new ones wait."""
-        await self._call("POST", "/pause?mode=keep&clear_cache=true", timeout)
+        """Hold running requests where they are; new ones wait. The cache is forgotten by :meth:`reset_prefix_cache`,
+        after the load; that pausing does it too is deprecated."""
+        await self._call("POST", "/pause?mode=keep&clear_cache=false", timeout)
 
     async def resume(self) -> None:
         await self._call("POST", "/resume", self._timeout)

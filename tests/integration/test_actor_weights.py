@@ -12,8 +12,8 @@ import pytest
 
 from protocol.config import Config, resolve
 from protocol.server import free_port
-from rollout_engine.actors.control import ServerControl
-from rollout_engine.actors.policy import GenerateRequest, Sampling
+from rollout_engine.actors.control import ServerControl, label
+from rollout_engine.actors.policy import GenerateRequest, Generation, Sampling
 from rollout_engine.actors.server import ROOT, VllmServer
 from rollout_engine.actors.vllm import VllmActor
 from tests.integration.tiny_qwen3 import reference_logprobs, write_model
@@ -42,6 +42,8 @@ class Observed:
     back: Outcome
     fresh: Outcome
     scored: dict[str, np.ndarray]
+    held: Generation
+    """A generation during which the second model's weights (version 2) replaced the first's (version 1)."""
 
 
 def server_config(folder: Path) -> Config:
@@ -56,11 +58,21 @@ async def ask(actor: VllmActor, sampling: Sampling = GREEDY) -> Outcome:
     return Outcome([o.ids for o in outcomes], np.array([o.logprobs for o in outcomes]))
 
 
-async def push(control: ServerControl, folder: Path) -> None:
+async def push(control: ServerControl, folder: Path, version: int) -> None:
     await control.pause(60)
     await control.load_weights(folder, 60)
     await control.reset_prefix_cache(60)
+    await control.set_weight_label(label(version))
     await control.resume()
+
+
+async def generate_during_push(actor: VllmActor, control: ServerControl, second: Path) -> Generation:
+    request = GenerateRequest(PROMPTS[0], 180, Sampling(), stop_ids=(), episode="e")
+    generating = asyncio.ensure_future(actor.generate(request))
+    while (await control.load()).running == 0:
+        await asyncio.sleep(0.01)
+    await push(control, second, 2)
+    return await generating
 
 
 async def observe(tmp: Path, first: Path, second: Path) -> Observed:
@@ -73,11 +85,13 @@ async def observe(tmp: Path, first: Path, second: Path) -> Observed:
             await asyncio.gather(servers[0].start(first), servers[1].start(second))
             before = await ask(actors[0])
             scored = {"first": await control.logprobs(np.array(PROMPTS[-1]), 60.0)}
-            await push(control, second)
+            await push(control, second, 2)
             pushed = await ask(actors[0])
             scored["second"] = await control.logprobs(np.array(PROMPTS[-1]), 60.0)
-            await push(control, first)
-            return Observed(before, pushed, await ask(actors[0]), await ask(actors[1]), scored)
+            await push(control, first, 1)
+            back, fresh = await ask(actors[0]), await ask(actors[1])
+            held = await generate_during_push(VllmActor(servers[0].url, client, timeout=60.0), control, second)
+            return Observed(before, pushed, back, fresh, scored, held)
         finally:
             await asyncio.gather(*(server.stop() for server in servers))
 
@@ -109,6 +123,17 @@ def test_pushing_the_first_weights_again_gives_the_first_answers_again(observed:
     assert_same(observed.back, observed.before)
 
 
+def test_request_held_over_a_push_goes_on_as_if_the_new_weights_had_read_all_before(
+    observed: Observed, models: tuple[Path, Path]
+) -> None:
+    held = observed.held
+    versions, logprobs = np.array(held.versions), np.array(held.logprobs)
+    assert set(held.versions) == {1, 2}
+    for version, folder in enumerate(models, 1):
+        expected = reference_logprobs(folder, PROMPTS[0] + held.ids)[-len(held.ids) :]
+        np.testing.assert_allclose(logprobs[versions == version], expected[versions == version], atol=5e-4)
+
+
 def test_logprobs_of_sampled_tokens_are_those_of_the_model(observed: Observed, models: tuple[Path, Path]) -> None:
     for prompt, ids, logprobs in zip(PROMPTS, observed.before.ids, observed.before.logprobs, strict=True):
         expected = reference_logprobs(models[0], prompt + ids)[-len(ids) :]
@@ -116,9 +141,7 @@ def test_logprobs_of_sampled_tokens_are_those_of_the_model(observed: Observed, m
         assert logprobs.max() < 0
 
 
-def test_prompt_logprobs_are_those_of_the_model_at_temperature_1(
-    observed: Observed, models: tuple[Path, Path]
-) -> None:
+def test_prompt_logprobs_are_those_of_the_model_at_temperature_1(observed: Observed, models: tuple[Path, Path]) -> None:
     for name, folder in zip(("first", "second"), models, strict=True):
         expected = reference_logprobs(folder, PROMPTS[-1])
         np.testing.assert_allclose(observed.scored[name], expected, atol=2e-4)
