@@ -111,7 +111,7 @@ class Engine:
             trajectory = await run_episode(self.setup, task, id, step)
             if not await self.bus.publish_trajectory(trajectory):
                 # Another engine, or this one before a lost acknowledgement, was first: what the log holds counts.
-                [trajectory] = await self.bus.fetch([id])
+                trajectory = (await self._logged(step))[id.group][id.sample]
             self.progress.episode(trajectory)
             return trajectory
 

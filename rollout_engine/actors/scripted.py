@@ -40,6 +40,6 @@ class ScriptedPolicy:
         else:
             self._turn.pop(request.episode, None)
         text = line.text if isinstance(line, Say) else render_call(line)
-        ids = [*self._template.encode(text), self._template.stop_ids[0]][: request.max_tokens]
+        ids = [*self._template.encode(text), self._template.close_id][: request.max_tokens]
         finish = "stop" if ids[-1] in request.stop_ids else "length"
         return Generation(ids, [0.0] * len(ids), [self._version] * len(ids), finish, actor="scripted")

@@ -74,8 +74,8 @@ class Job:
                 await self._evaluate("base", 0)
                 await self._train()
                 await self._evaluate("trained", self.config.learner.steps)
-        with self._stage("report"):
-            await foreground(console, "report", *self.arguments)
+            with self._stage("report"):
+                await foreground(console, "report", *self.arguments)
         console.print(f"figures: {folder / 'report.json'}")
 
     async def _base(self) -> None:
@@ -123,7 +123,7 @@ class Job:
                 "evaluate",
                 *self.arguments,
                 *("--tasks", "heldout", "--repeat", str(self.config.evaluation.repeat), "--actors", self.url),
-                *("--label", label, "--out", str(out.with_suffix(".jsonl"))),
+                *("--label", label, "--out", str(out.with_suffix(".jsonl")), "--policy-version", str(version)),
             )
         out.touch()
 
@@ -135,7 +135,7 @@ class Job:
                     policy = await bus.policy()
                     if version == 0 and policy is not None and policy.version > 0:
                         raise ConfigurationError(
-                            "training has begun, so the base policy can't be evaluated any more; start over with --fresh"
+                            "training has begun: the base policy can't be evaluated any more; start over with --fresh"
                         )
                     await trio.sleep(0.2)
         if scope.cancelled_caught:

@@ -8,7 +8,7 @@ concurrent here.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,17 +54,15 @@ def main_slip_rate(task: Task) -> float:
     return low + (high - low) * names.index(task.family) / max(1, len(names) - 1)
 
 
-async def play(
-    template: ChatTemplate, task: Task, script: Sequence[Turn], copied: Callable[[int], bool]
-) -> tuple[Demonstration, Conversation]:
-    """Play ``script`` on a fresh backend; ``copied(id)`` tells which of the agent's ids count as copied."""
+async def play(template: ChatTemplate, task: Task, script: Sequence[Turn]) -> Conversation:
+    """Play ``script`` on a fresh backend, with the task's scripted user."""
     where, user = domain(task.domain), scripted_user(task)
     conversation = Conversation(template, where.policy, where.tools)
     conversation.observe(Message("user", task.opening))
     backend = Backend(where, task.rows)
     for turn in script:
-        text = turn.text if isinstance(turn, Say) else render_call(turn)
-        ids = [*template.encode(text), template.stop_ids[0]]
+        text = turn.text if isinstance(turn, Say) else render_call(turn, where.tools)
+        ids = [*template.encode(text), template.close_id]
         message = conversation.add_generation(Generation(ids, [0.0] * len(ids), [0] * len(ids), "stop"))
         if message.calls:
             conversation.observe(*(_result(backend, call) for call in message.calls))
@@ -74,10 +72,29 @@ async def play(
             break
         conversation.observe(Message("user", reply))
     backend.close()
-    tokens = conversation.arrays().unpack()
-    mask = tokens.mask.copy()
-    mask[(mask == 1) & np.fromiter((copied(id) for id in tokens.ids.tolist()), bool, len(mask))] = 2
-    return Demonstration(tokens.ids, mask), conversation
+    return conversation
+
+
+@dataclass(frozen=True)
+class CopiedPieces:
+    """Which token ids spell entity ids and amounts: capitals and digits, each a token of its own."""
+
+    capitals: np.ndarray
+    digits: np.ndarray
+
+    @classmethod
+    def of(cls, template: ChatTemplate) -> CopiedPieces:
+        return cls(np.array(template.encode("ABCDEFGHIJKLMNOPQRSTUVWXYZ")), np.array(template.encode("0123456789")))
+
+    def mark(self, conversation: Conversation) -> Demonstration:
+        """The conversation's tokens. The first digit of an amount isn't marked as copied: which amount is
+        meant is a decision, and only what follows is a copy."""
+        tokens = conversation.arrays().unpack()
+        capital, digit = np.isin(tokens.ids, self.capitals), np.isin(tokens.ids, self.digits)
+        follows = np.concatenate([[False], (capital | digit)[:-1]])
+        mask = tokens.mask.copy()
+        mask[(mask == 1) & (capital | digit & follows)] = 2
+        return Demonstration(tokens.ids, mask)
 
 
 def _result(backend: Backend, call: ToolCall) -> Message:

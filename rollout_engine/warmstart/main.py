@@ -22,8 +22,9 @@ from rollout_engine.engine import model_folder
 from rollout_engine.environments.catalogue import domain
 from rollout_engine.environments.registry import generate
 from rollout_engine.environments.task import Task
+from rollout_engine.environments.texts import FINAL_TEXTS, QUESTIONS
 from rollout_engine.tokens.template import ChatTemplate
-from rollout_engine.warmstart.demonstrations import choose_script, main_slip_rate, play, stack
+from rollout_engine.warmstart.demonstrations import CopiedPieces, choose_script, main_slip_rate, play, stack
 from rollout_engine.warmstart.model_folder import write_model_folder
 from rollout_engine.warmstart.vocabulary import build_tokenizer, phrases
 
@@ -49,27 +50,26 @@ async def _make(config: Config) -> None:
     folder, wanted = model_folder(config), config.warmstart.demonstrations
     candidates = config.tasks.train
     tasks = generate(config.tasks.domains, "train", candidates + wanted, config.seed)[candidates:]
-    await make_folder(folder, tasks[:SURVEYED], config)
+    vocabulary = await make_folder(folder, tasks[:SURVEYED], config)
     template = ChatTemplate.from_folder(folder)
     rng = random.Random(config.seed)
-    digits = set(template.encode("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+    pieces = CopiedPieces.of(template)
     played = []
     for task in track(tasks, "demonstrations", console=console):
         script = choose_script(task, main_slip_rate(task), rng)
-        demonstration, _ = await play(template, task, script, digits.__contains__)
-        played.append(demonstration)
+        played.append(pieces.mark(await play(template, task, script)))
     arrays = stack(played)
     np.savez(folder / "demonstrations.npz", **arrays)
     lengths = np.diff(arrays["offsets"])
     console.print(
         f"{len(played)} demonstrations of {lengths.mean():.0f} tokens (longest {lengths.max()}), "
         f"{(arrays['mask'] > 0).sum() / len(played):.0f} of them the agent's; "
-        f"vocabulary {template.vocab_size} in {folder}"
+        f"vocabulary {vocabulary} in {folder}"
     )
 
 
-async def make_folder(folder: Path, tasks: list[Task], config: Config) -> None:
-    """Write the model folder, with a vocabulary drawn from what ``tasks`` show an agent."""
+async def make_folder(folder: Path, tasks: list[Task], config: Config) -> int:
+    """Write the model folder, with a vocabulary drawn from what ``tasks`` show an agent; return its size."""
     lines = _fixed_lines(config)
     # A tokenizer of bytes alone writes the first conversations, from which the phrases are taken.
     write_model_folder(folder, build_tokenizer(lines, []), config.model.max_model_len)
@@ -77,14 +77,22 @@ async def make_folder(folder: Path, tasks: list[Task], config: Config) -> None:
     texts = []
     for task in tasks:
         for script in (task.script, *(slip.script for slip in task.slips)):
-            _, conversation = await play(template, task, script, lambda id: False)
-            texts.append(template.decode(conversation.prompt_ids))
-    write_model_folder(folder, build_tokenizer(lines, phrases(texts, at_least=2)), config.model.max_model_len)
+            conversation = await play(template, task, script)
+            texts.append(_without(lines, template.decode(conversation.prompt_ids)))
+    tokenizer = build_tokenizer(lines, phrases(texts, at_least=2))
+    write_model_folder(folder, tokenizer, config.model.max_model_len)
+    return tokenizer.get_vocab_size()
+
+
+def _without(lines: list[str], text: str) -> str:
+    for line in sorted(lines, key=len, reverse=True):
+        text = text.replace(line, "")
+    return text
 
 
 def _fixed_lines(config: Config) -> list[str]:
-    """Lines of the system prompts, each of which becomes one token."""
-    lines = ["<tools>\n", "</tools>"]
+    """Lines of the system prompts and the agent's own sentences, each of which becomes one token."""
+    lines = ["<tools>\n", "</tools>", *FINAL_TEXTS, *QUESTIONS.values()]
     for name in config.tasks.domains:
         where = domain(name)
         lines += [line + "\n" for line in where.policy.splitlines()]

@@ -20,11 +20,9 @@ PAD = "<|pad|>"
 
 _PHRASE = re.compile(
     r"""
-    <tool_call>\n<function=\w+>\n        # a call opens
-  | <parameter=\w+>\n
-  | \n</parameter>\n
-  | </function>\n</tool_call>
-  | \n<tool_response>\n | \n</tool_response>
+    <tool_call>\n<function=\w+>\n(?:<parameter=\w+>\n)?                  # a call opens
+  | \n</parameter>\n(?:<parameter=\w+>\n | </function>\n</tool_call>)  # one value ends, the next begins
+  | (?:user)?\n<tool_response>\n | \n</tool_response>
   | ["\]\}]*,?[\[\{]*"\w+":["\[\{]*      # up to the value of a JSON key
   | ["\]\}]+                             # the end of JSON
   | [ ]?[a-z_]+                          # a word
@@ -50,7 +48,6 @@ def build_tokenizer(lines: Sequence[str], recurring: Sequence[str]) -> Tokenizer
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in (PAD, TURN_START, TURN_END)])
-    fixed = ["system\n", "user\n", "user", "assistant\n", "<think>\n", "\n</think>\n", "<tool_call>\n", *lines]
-    wanted = dict.fromkeys([*fixed, *recurring])
+    wanted = dict.fromkeys(["system\n", "user\n", "assistant\n", *lines, *recurring])
     tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in wanted if len(phrase) > 1])
     return tokenizer
