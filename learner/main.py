@@ -59,8 +59,14 @@ def main(
 
 def _train(config: Config, replay: tuple[Path, ...], console: Console) -> None:
     # JAX takes seconds to import: a wrong key in the configuration should not wait for it.
+    import jax
+
     from learner.batches import LogBatches, NatsBatches
     from learner.train import Trainer
+
+    if jax.config.jax_compilation_cache_dir is None:
+        # A restarted learner is back at work without compiling again.
+        jax.config.update("jax_compilation_cache_dir", str(Path(config.folder).resolve() / ".compiled"))
 
     with ExitStack() as stack:
         if replay:

@@ -12,6 +12,7 @@ on at the last, low rate, up to twice the steps, while more than ``TRAIN_ON_ABOV
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -61,7 +62,7 @@ class Demonstrations:
                 out = cls(file["ids"].astype(np.int32), file["mask"], file["offsets"])
         except OSError as error:
             raise ConfigError(f"cannot read demonstrations {path}: {error.strerror or error}") from error
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, zipfile.BadZipFile) as error:
             raise ConfigError(f"{path} is not a demonstrations file (ids, mask, offsets): {error}") from error
         if len(out) < 2 or len(out.ids) != len(out.mask) or out.offsets[-1] != len(out.ids):
             raise ConfigError(f"{path}: {len(out)} demonstrations, {len(out.ids)} ids, {len(out.mask)} mask entries")
@@ -159,9 +160,9 @@ def warm_start(folder: Path, demonstrations: Path, config: WarmStart, seed: int,
     with Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console) as bar:
         task, done, errors = bar.add_task("", total=config.steps, note=""), 0, 1.0
         while done < config.steps or (errors > TRAIN_ON_ABOVE and done < 2 * config.steps):
-            if done >= config.steps:
-                bar.update(task, total=2 * config.steps)
-            for _ in range(min(CHECK_EVERY, max(config.steps - done, 0) or CHECK_EVERY)):
+            until = config.steps if done < config.steps else 2 * config.steps
+            bar.update(task, total=until)
+            for _ in range(min(CHECK_EVERY, until - done)):
                 params, state, value = train(params, state, next(batches))
                 done += 1
                 bar.advance(task)

@@ -36,7 +36,7 @@ def change(trajectories, i, **changes):
         (lambda b, t: (b, change(t, 2, policy_version=1)), "policy version 1"),
         (lambda b, t: (b, change(t, 1, verdict=msgspec.structs.replace(t[1].verdict, reward=0.7))), "reward 0.7"),
         (lambda b, t: (msgspec.structs.replace(b, policy_version=2), t), "policy version 2"),
-        (lambda b, t: (msgspec.structs.replace(b, group_size=5), t), "isn't 5 different samples"),
+        (lambda b, t: (msgspec.structs.replace(b, group_size=5), t), "is not 5 different samples"),
         (lambda b, t: (b, make_batch(3, version=2)[1]), r"tokens of \[2\]"),
         (lambda b, t: (b, change(t, 0, tokens=msgspec.structs.replace(t[0].tokens, mask=b"\1"))), "disagree in length"),
     ],
