@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 
 from rollout_engine.actors.lifeline import die_with_parent
 
@@ -26,7 +26,7 @@ def main() -> None:
         die_with_parent(int(parent))
     _tie_forked_children()
     if on_cpu():
-        sys.argv[1:1] = prepare_cpu(os.environ)
+        sys.argv[1:1] = prepare_cpu(os.environ, sys.argv[1:])
         _fork_the_engine_core()
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
@@ -48,16 +48,25 @@ def on_cpu() -> bool:
     return True
 
 
-def prepare_cpu(environment: MutableMapping[str, str]) -> list[str]:
-    """Set the variables that must stand before vLLM is imported; return the flags that go with them."""
+def prepare_cpu(environment: MutableMapping[str, str], given: Sequence[str]) -> list[str]:
+    """Set the variables that must stand before vLLM is imported; return the flags that go before those ``given``."""
     # Lets the CPU platform use the single-process executor. The default one puts a second process between a
     # request and its tokens, and the two wait for each other by spinning, on cores that others need.
     environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
     # Eager mode still compiles one helper of the log-probability path, at the first request.
     environment.setdefault("TORCHDYNAMO_DISABLE", "1")
-    # The prefix cache shares whole blocks only, and vLLM's own choice for CPUs is 128.
-    return ["--distributed-executor-backend=uni", "--block-size=32", "--enforce-eager"]
+    length = max((int(flag.partition("=")[2]) for flag in given if flag.startswith("--max-model-len=")), default=0)
+    return [
+        "--distributed-executor-backend=uni",
+        "--enforce-eager",
+        # The prefix cache shares whole blocks only, and vLLM's own choice for CPUs is 128.
+        "--block-size=32",
+        # A prompt that is split over two steps rewinds its request's random generator, which CPU generators
+        # can't do: one request with a seed would end the engine.
+        "--no-enable-chunked-prefill",
+        f"--max-num-batched-tokens={max(2048, length)}",
+    ]
 
 
 def _fork_the_engine_core() -> None:

@@ -24,6 +24,8 @@ ACTOR_PYTHON = str(ROOT / ".venv" / "actor" / "bin" / "python")
 SHARED = [7 + 3 * i % 301 for i in range(70)]
 PROMPTS = [SHARED + [20 + i, 30 + i] for i in range(3)] + [SHARED + list(range(40, 60))]
 """They share two whole blocks of the prefix cache, so stale keys and values would show."""
+WAIT = 300.0
+"""Bound on all that is asked of two servers, for slow machines."""
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -42,6 +44,7 @@ class Observed:
     back: Outcome
     fresh: Outcome
     scored: dict[str, np.ndarray]
+    seeded: list[Generation]
     held: Generation
     """A generation during which the second model's weights (version 2) replaced the first's (version 1)."""
 
@@ -69,9 +72,23 @@ async def push(control: ServerControl, folder: Path, version: int) -> None:
 async def generate_during_push(actor: VllmActor, control: ServerControl, second: Path) -> Generation:
     request = GenerateRequest(PROMPTS[0], 180, Sampling(), stop_ids=(), episode="e")
     generating = asyncio.ensure_future(actor.generate(request))
-    while (await control.load()).running == 0:
+    while not generating.done() and (await control.load()).running == 0:
         await asyncio.sleep(0.01)
     await push(control, second, 2)
+    return await generating
+
+
+async def generate_seeded_at_once(actor: VllmActor, control: ServerControl) -> list[Generation]:
+    """32 requests that start in one step, together twice as long as a step may be."""
+    await control.pause(60)
+    requests = [
+        GenerateRequest([5 + seed, *PROMPTS[0], *PROMPTS[0]], 4, Sampling(), (), "e", seed) for seed in range(32)
+    ]
+    generating = asyncio.gather(*(actor.generate(request) for request in requests))
+    for _ in range(50):
+        # The engine core answers in order, so each answer means that it holds what arrived before.
+        await control.weight_label()
+    await control.resume()
     return await generating
 
 
@@ -90,8 +107,9 @@ async def observe(tmp: Path, first: Path, second: Path) -> Observed:
             scored["second"] = await control.logprobs(np.array(PROMPTS[-1]), 60.0)
             await push(control, first, 1)
             back, fresh = await ask(actors[0]), await ask(actors[1])
+            seeded = await generate_seeded_at_once(actors[0], control)
             held = await generate_during_push(VllmActor(servers[0].url, client, timeout=60.0), control, second)
-            return Observed(before, pushed, back, fresh, scored, held)
+            return Observed(before, pushed, back, fresh, scored, seeded, held)
         finally:
             await asyncio.gather(*(server.stop() for server in servers))
 
@@ -106,7 +124,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def observed(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Observed:
-    return asyncio.run(observe(tmp_path_factory.mktemp("servers"), *models))
+    return asyncio.run(asyncio.wait_for(observe(tmp_path_factory.mktemp("servers"), *models), WAIT))
 
 
 def assert_same(left: Outcome, right: Outcome) -> None:
@@ -121,6 +139,10 @@ def test_pushed_weights_compute_what_a_fresh_server_computes(observed: Observed)
 
 def test_pushing_the_first_weights_again_gives_the_first_answers_again(observed: Observed) -> None:
     assert_same(observed.back, observed.before)
+
+
+def test_seeded_requests_beyond_one_steps_budget_are_served(observed: Observed) -> None:
+    assert [len(generation.ids) for generation in observed.seeded] == [4] * 32
 
 
 def test_request_held_over_a_push_goes_on_as_if_the_new_weights_had_read_all_before(

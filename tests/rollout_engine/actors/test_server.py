@@ -50,7 +50,8 @@ def test_later_flags_are_the_users(model: Path) -> None:
 
 def test_cpu_settings_give_way_to_the_users_environment() -> None:
     environment = {"OMP_NUM_THREADS": "7"}
-    assert "--enforce-eager" in prepare_cpu(environment)
+    added = prepare_cpu(environment, ["--max-model-len=5000"])
+    assert {"--enforce-eager", "--max-num-batched-tokens=5000"} <= set(added)
     assert environment["OMP_NUM_THREADS"] == "7"
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
