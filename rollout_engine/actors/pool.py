@@ -19,6 +19,7 @@ import trio
 from protocol.bus import Bus
 from protocol.config import Config
 from protocol.records import ActorStatus
+from rollout_engine.actors.connections import KeptConnections
 from rollout_engine.actors.policy import GenerateRequest, Generation
 from rollout_engine.actors.vllm import ActorRefusal, VllmActor
 from rollout_engine.errors import ActorError, ConfigurationError
@@ -76,7 +77,7 @@ class ActorPool:
             fresh = [status for status in await bus.actors() if now - status.time < lifetime]
             return {status.url: status for status in fresh if not wanted or status.url in wanted}
 
-        async with _client(config) as client:
+        async with _client() as client:
 
             def connect(url: str) -> VllmActor:
                 return VllmActor(url, client, timeout=config.rollout.limits.generate)
@@ -99,7 +100,7 @@ class ActorPool:
 
         Raises :class:`ConfigurationError` unless one of them answers.
         """
-        async with _client(config) as client:
+        async with _client() as client:
             actors = {
                 url: VllmActor(url, client, timeout=config.rollout.limits.generate, version=version)
                 for url in dict.fromkeys(url.rstrip("/") for url in urls)
@@ -232,13 +233,8 @@ def _describe(status: ActorStatus | None, suspect_since: float | None) -> str:
 
 
 @asynccontextmanager
-async def _client(config: Config) -> AsyncIterator[httpx.AsyncClient]:
-    limits = httpx.Limits(
-        max_connections=None,
-        max_keepalive_connections=max(config.rollout.concurrency, config.evaluation.concurrency),
-        # Servers drop idle connections after 5 s by default; one dropped as we send looks like a dead actor.
-        keepalive_expiry=4.0,
-    )
+async def _client() -> AsyncIterator[httpx.AsyncClient]:
     # Proxies of the environment are for the outside world, never for a policy server.
-    async with httpx.AsyncClient(limits=limits, trust_env=False) as client:
+    # Servers drop idle connections after 5 s by default; one dropped as we send looks like a dead actor.
+    async with httpx.AsyncClient(transport=KeptConnections(keepalive=4.0), trust_env=False) as client:
         yield client
