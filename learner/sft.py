@@ -37,7 +37,7 @@ EMBEDDING_STD = 0.1
 HELD_BACK = 0.05
 FINAL_RATE = 0.1
 """Share of the peak rate that the cosine ends at, and that training past ``steps`` keeps."""
-TRAIN_ON_ABOVE, REFUSE_ABOVE = 0.05, 0.15
+TRAIN_ON_ABOVE, REFUSE_ABOVE = 0.08, 0.20
 CHECK_EVERY = 50
 
 
@@ -73,11 +73,11 @@ class Demonstrations:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def stream(self, m: int, other_weight: float) -> Stream:
+    def stream(self, m: int, config: WarmStart) -> Stream:
         """Demonstration ``m`` with a loss on every token but the first; the mask rides as ``behaviour``."""
         here = slice(self.offsets[m], self.offsets[m + 1])
         ids, mask = self.ids[here], self.mask[here]
-        weights = np.where(mask[1:] > 0, 1.0, other_weight).astype(np.float32)
+        weights = np.array([config.other_tokens_weight, 1.0, config.copied_tokens_weight], np.float32)[mask[1:]]
         return Stream(ids, np.arange(1, len(ids)), weights, mask[1:].astype(np.float32))
 
 
@@ -167,7 +167,10 @@ def warm_start(folder: Path, demonstrations: Path, config: WarmStart, seed: int,
                 done += 1
                 bar.advance(task)
             errors = copy_errors()
-            bar.update(task, note=f"loss {float(value):.3f}, copies wrong {errors:.1%}")
+            note = f"loss {float(value):.3f}, copies wrong {errors:.1%}"
+            bar.update(task, note=note)
+            if not console.is_terminal:
+                console.print(f"warm start {done}/{config.steps}: {note}")
     if not errors <= REFUSE_ABOVE:
         raise WarmStartError(
             f"after {done} steps {errors:.0%} of held-back demonstrations copy an id or an amount wrongly (at most "
@@ -180,7 +183,7 @@ def warm_start(folder: Path, demonstrations: Path, config: WarmStart, seed: int,
 def _pack(data: Demonstrations, members: np.ndarray, config: WarmStart) -> Microbatch:
     # One shape for the whole run: as many rows as demonstrations, as long as the longest of all.
     row = -(-int(np.diff(data.offsets).max()) // 32) * 32
-    (batch,) = pack([data.stream(m, config.other_tokens_weight) for m in members], row, config.batch, places=row)
+    (batch,) = pack([data.stream(m, config) for m in members], row, config.batch, places=row)
     return batch
 
 

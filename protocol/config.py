@@ -167,7 +167,9 @@ class WarmStart(_Section):
     muon_rate: Annotated[float, Meta(gt=0)] = 0.02
     adam_rate: Annotated[float, Meta(gt=0)] = 5e-3
     warmup: Annotated[int, Meta(ge=0)] = 30
-    other_tokens_weight: Fraction = 0.1
+    copied_tokens_weight: Annotated[float, Meta(gt=0)] = 3.0
+    """Loss weight of the agent's tokens that it copies, ids and amounts; its other tokens weigh 1."""
+    other_tokens_weight: Fraction = 0.2
     """Loss weight of tokens that are not the agent's."""
 
 
