@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -146,6 +147,10 @@ class VllmServer:
                 pass
         _signal_group(process.pid, signal.SIGKILL)
         await process.wait()
+        # The engine core holds memory and devices that the next server needs, and takes a moment to let go.
+        deadline = time.monotonic() + _GRACE
+        while _signal_group(process.pid, 0) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL / 10)
 
     def check_port(self) -> None:
         """Raise :class:`ConfigurationError` unless the port is free: another server there would answer for ours."""
@@ -173,8 +178,10 @@ def check_folder(folder: Path) -> None:
         raise ConfigurationError(f"{folder} has no *.safetensors file: export the model's weights there first")
 
 
-def _signal_group(leader: int, number: signal.Signals) -> None:
+def _signal_group(leader: int, number: int) -> bool:
+    """Whether there was anyone left to signal."""
     try:
         os.killpg(leader, number)
     except ProcessLookupError:
-        pass
+        return False
+    return True
