@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from learner.errors import BatchError
 from protocol.config import Config, ConfigError, dump, load
 from protocol.errors import BusError
 from protocol.log import LogError
@@ -48,7 +49,7 @@ def main(
             _dry_run(resolved, console)
         else:
             _train(resolved, replay, console)
-    except (ConfigError, BusError, LogError) as error:
+    except (ConfigError, BusError, LogError, BatchError) as error:
         errors.print(f"[red]learner:[/] {error}", highlight=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:

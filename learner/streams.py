@@ -10,13 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from learner.errors import BatchError
 from learner.grpo import group_advantages
 from learner.packing import Stream
 from protocol.records import Batch, Trajectory
-
-
-class BatchError(RuntimeError):
-    """A logged batch that can't be trained on: it contradicts itself, or the policy it should come from."""
 
 
 def streams(batch: Batch, trajectories: Sequence[Trajectory], step: int) -> list[Stream]:
@@ -68,4 +65,6 @@ def _stream(trajectory: Trajectory, advantage: np.float32, step: int) -> Stream:
         raise BatchError(f"{name} has no sampled token after a prompt")
     if not np.isfinite(tokens.logprobs).all():
         raise BatchError(f"{name} has log-probabilities that are not finite")
-    return Stream(tokens.ids, sampled, np.full(len(sampled), advantage, np.float32), tokens.logprobs)
+    # Nothing is learnt from what follows the last sampled token, such as a tool result that ended the episode.
+    ids = tokens.ids[: sampled[-1] + 1]
+    return Stream(ids, sampled, np.full(len(sampled), advantage, np.float32), tokens.logprobs)

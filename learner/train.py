@@ -129,7 +129,7 @@ class Trainer:
             delivery.acknowledge()
 
     def train(self, delivery: Delivery) -> None:
-        """One update, and its metrics; raises :class:`~learner.streams.BatchError`."""
+        """One update, and its metrics; raises :class:`~learner.errors.BatchError`."""
         started, learner = time.monotonic(), self.config.learner
         batch = delivery.batch
         learned = streams(batch, delivery.trajectories, self.step)

@@ -253,6 +253,12 @@ def resolve(tree: dict[str, Any], source: str = "configuration") -> Config:
             f"{source}: rollout.max_groups ({config.rollout.max_groups}) is below rollout.groups "
             f"({config.rollout.groups}), so no batch could ever fill"
         )
+    longest = config.rollout.limits.episode_tokens
+    if config.learner.row_tokens < longest:
+        raise ConfigError(
+            f"{source}: learner.row_tokens ({config.learner.row_tokens}) is below rollout.limits.episode_tokens "
+            f"({longest}), so a long episode would fit no row"
+        )
     if config.rollout.user.kind == "llm" and not (config.rollout.user.endpoint and config.rollout.user.model):
         raise ConfigError(f"{source}: rollout.user.kind is llm, so rollout.user.endpoint and .model must be set")
     return config

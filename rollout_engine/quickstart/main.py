@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 
+import httpx
 import trio
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -23,7 +24,7 @@ from protocol.config import Config
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.engine import model_folder
 from rollout_engine.errors import ConfigurationError
-from rollout_engine.quickstart.children import ROOT, Child, ChildFailed, background, foreground
+from rollout_engine.quickstart.children import ROOT, Child, ChildFailed, background, foreground, tail
 from rollout_engine.quickstart.stages import Stopwatch, claim_folder
 
 app = App(name="quickstart", help=__doc__)
@@ -50,10 +51,19 @@ def quickstart(
         try:
             trio.run(Job(resolved, ("--config", str(config), *(f"--set={item}" for item in set))).run)
         except* ChildFailed as failures:
-            for failure in failures.exceptions:
-                console.print(f"[red]quickstart:[/] {failure}", highlight=False)
+            for failure in _leaves(failures):
+                console.print("[red]quickstart:[/] ", end="")
+                console.print(str(failure), markup=False, highlight=False)
             console.print("What is finished stays; run the same command again to go on from there.")
             sys.exit(1)
+
+
+def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 class Job:
@@ -91,7 +101,7 @@ class Job:
     async def _actor(self) -> AsyncIterator[None]:
         async with background(self._child("actor")):
             with self._stage("actor"):
-                await self._serving(None)
+                await self._up()
             yield
 
     async def _probe(self) -> None:
@@ -113,34 +123,60 @@ class Job:
                     await learner.finished.wait()
 
     async def _evaluate(self, label: str, version: int) -> None:
-        out = self.config.path / "evaluation" / f"{label}.done"
-        if out.exists():
+        marker = self.config.path / "evaluation" / f"{label}.done"
+        if marker.exists():
             return
         with self._stage(f"evaluate {label}"):
-            await self._serving(version)
+            if label == "base":
+                await self._untrained()
+            else:
+                await self._serving(version)
             await foreground(
                 console,
                 "evaluate",
                 *self.arguments,
                 *("--tasks", "heldout", "--repeat", str(self.config.evaluation.repeat), "--actors", self.url),
-                *("--label", label, "--out", str(out.with_suffix(".jsonl")), "--policy-version", str(version)),
+                *("--label", label, "--policy-version", str(version)),
             )
-        out.touch()
+        marker.touch()
 
-    async def _serving(self, version: int | None) -> None:
-        """Wait until an actor serves ``version``, or anything when it is None."""
-        with console.status("waiting for the actor"), trio.move_on_after(self.config.actor.start_timeout) as scope:
-            async with connect(self.config.nats, self.config.run) as bus:
-                while not any(a.serving and version in (None, a.version) for a in await bus.actors()):
-                    policy = await bus.policy()
-                    if version == 0 and policy is not None and policy.version > 0:
-                        raise ConfigurationError(
-                            "training has begun: the base policy can't be evaluated any more; start over with --fresh"
-                        )
-                    await trio.sleep(0.2)
+    async def _untrained(self) -> None:
+        """Raise :class:`ConfigurationError` when the actor can't be holding the base model any more."""
+        async with connect(self.config.nats, self.config.run) as bus:
+            policy = await bus.policy()
+        if policy is not None and policy.version > 0:
+            raise ConfigurationError(
+                "training has begun, so the base policy can't be evaluated any more: start over with --fresh"
+            )
+
+    async def _up(self) -> None:
+        """Wait until the actor's server answers, whatever weights it holds."""
+        async with self._waiting_for_actor("answers"), httpx.AsyncClient() as client:
+            while True:
+                try:
+                    if (await client.get(f"{self.url}/health")).is_success:
+                        return
+                except httpx.TransportError:
+                    pass
+                await trio.sleep(0.2)
+
+    async def _serving(self, version: int) -> None:
+        """Wait until an actor serves ``version``, proven."""
+        async with (
+            self._waiting_for_actor(f"serves version {version}"),
+            connect(self.config.nats, self.config.run) as bus,
+        ):
+            while not any(actor.serving and actor.version == version for actor in await bus.actors()):
+                await trio.sleep(0.2)
+
+    @asynccontextmanager
+    async def _waiting_for_actor(self, until: str) -> AsyncIterator[None]:
+        bound = self.config.actor.start_timeout
+        with console.status(f"waiting until the actor {until}"), trio.move_on_after(bound) as scope:
+            yield
         if scope.cancelled_caught:
-            raise ChildFailed(f"no actor serves {'the base model' if not version else f'version {version}'} within "
-                              f"actor.start_timeout; see {self.config.path / 'logs' / 'actor.log'}")  # fmt: skip
+            log = self.config.path / "logs" / "actor.log"
+            raise ChildFailed(f"no actor {until} after actor.start_timeout = {bound:g} s:\n{tail(log)}")
 
     def _child(self, verb: str) -> Child:
         return Child(verb, self.arguments, self.config.path / "logs" / f"{verb}.log", console)

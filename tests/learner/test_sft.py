@@ -89,8 +89,9 @@ def test_demonstrations_beyond_the_vocabulary_are_refused(tmp_path):
 
 def test_loss_weights_and_copies(tmp_path):
     data = Demonstrations.read(demonstrations(tmp_path / "d.npz"), 64)
-    stream = data.stream(0, 0.1)
-    np.testing.assert_allclose(stream.weights, [0.1] * (len(stream.ids) - 3) + [1, 1])
+    stream = data.stream(0, WarmStart(other_tokens_weight=0.1, copied_tokens_weight=3.0))
+    np.testing.assert_allclose(stream.weights, np.choose(data.mask[1 : len(stream.ids)], [0.1, 1.0, 3.0]))
+    assert (stream.weights == 3.0).sum() == 1 and (stream.weights == 1.0).sum() == 1
     assert list(np.flatnonzero(stream.behaviour == 2)) == [len(stream.ids) - 2]
 
 

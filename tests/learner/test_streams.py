@@ -3,7 +3,9 @@ import numpy as np
 import pytest
 from tiny import make_batch
 
-from learner.streams import BatchError, streams
+from learner.errors import BatchError
+from learner.streams import streams
+from protocol.records import TokenArrays
 
 
 def test_advantages_are_of_the_group_and_order_does_not_matter():
@@ -44,3 +46,16 @@ def change(trajectories, i, **changes):
 def test_a_batch_that_contradicts_itself_is_refused(spoil, message):
     with pytest.raises(BatchError, match=message):
         streams(*spoil(*make_batch(3)), 3)
+
+
+def test_what_follows_the_last_sampled_token_is_left_out():
+    batch, trajectories = make_batch(3)
+    tokens = trajectories[0].tokens.unpack()
+    longer = msgspec.structs.replace(
+        trajectories[0],
+        tokens=TokenArrays.pack([*tokens.ids, 5, 6], [*tokens.mask, 0, 0], tokens.logprobs, tokens.versions),
+    )
+    kept = np.flatnonzero(tokens.mask)[-1] + 1
+    for member in (trajectories[0], longer):
+        out = streams(batch, [member, *trajectories[1:]], 3)[0]
+        np.testing.assert_array_equal(out.ids, tokens.ids[:kept])

@@ -83,7 +83,7 @@ def test_metrics_of_a_step(whole):
     batch, trajectories = make_batch(0)
     assert first["step"] == 0 and first["reward_mean"] == 0.5 and first["informative_groups"] == 2
     assert first["sampled_tokens"] == sum(t.tokens.unpack().mask.sum() for t in trajectories)
-    assert first["total_tokens"] == sum(len(t.tokens.unpack().ids) for t in trajectories)
+    assert first["total_tokens"] == sum(np.flatnonzero(t.tokens.unpack().mask)[-1] + 1 for t in trajectories)
     assert 0 < first["entropy"] < np.log(64)
     assert first["behaviour_difference_max"] >= first["behaviour_difference"] > 0
     assert list((folder / "tiny/tensorboard").iterdir())
@@ -102,7 +102,8 @@ def test_the_probe_is_of_the_weights_on_disk(tmp_path):
         expected = sampled_logprobs(params, batch, model, 64, 1.0)[0][0, : len(ids) - 1]
         np.testing.assert_allclose(np.frombuffer(version.probe.logprobs, "<f4"), expected, rtol=1e-5, atol=1e-5)
         assert version.probe.tolerance == config.learner.proof_tolerance
-    first = make_batch(0)[1][0].tokens.unpack().ids
+    tokens = make_batch(0)[1][0].tokens.unpack()
+    first = tokens.ids[: np.flatnonzero(tokens.mask)[-1] + 1]
     np.testing.assert_array_equal(np.frombuffer(versions[1].probe.ids, "<i4"), first)
 
 

@@ -114,5 +114,12 @@ def make_config(folder: Path, **learner) -> Config:
         "checkpoint_every": 2,
         "optimizer": {"learning_rate": 1e-2},
     }
-    tree = {"run": "tiny", "folder": str(folder), "model": {"folder": "base"}, "learner": {**defaults, **learner}}
+    learner = {**defaults, **learner}
+    tree = {
+        "run": "tiny",
+        "folder": str(folder),
+        "model": {"folder": "base"},
+        "rollout": {"limits": {"episode_tokens": learner["row_tokens"]}},
+        "learner": learner,
+    }
     return resolve(tree)

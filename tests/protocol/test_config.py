@@ -33,6 +33,7 @@ def test_overrides_are_yaml_and_numbers_in_scientific_notation_are_numbers(tmp_p
         ("run: My Run", "'My Run' is not a slug"),
         ("run: r\nrollout: {groups: 8, max_groups: 4}", "max_groups"),
         ("run: r\nrollout: {user: {kind: llm}}", "endpoint"),
+        ("run: r\nlearner: {row_tokens: 64}", "row_tokens (64) is below rollout.limits.episode_tokens (900)"),
         ("- a", "is a mapping, not list"),
         ("run: [", "is not YAML"),
         ("{}", "missing required field `run`"),
