@@ -8,13 +8,13 @@ A turn that its cap cut is closed by an observation (mask 0).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.records import Message, TokenArrays
 from rollout_engine.actors.policy import Generation
 from rollout_engine.tokens.encoding import RenderingError
+from rollout_engine.tokens.fidelity import stream_problems
 from rollout_engine.tokens.interpretation import interpret
 from rollout_engine.tokens.messages import template_message
 from rollout_engine.tokens.stream import TokenStream
@@ -119,28 +119,8 @@ class Conversation:
         problems = []
         if self.retokenised:
             problems.append(f"{self.retokenised} sampled tokens were changed after sampling")
-        chat = [
-            {"role": "assistant"} if message.role == "assistant" else template_message(message)
-            for message in self._messages
-        ]
-        try:
-            pieces = self._template.rendering.expected(chat, self._toolset.listed)
-        except RenderingError as error:
-            return [*problems, str(error)]
-        expected = self._template.normalise(pieces[0])
-        for piece, (_, ids) in zip(pieces[1:], self._generations, strict=True):
-            closed = self._ends_closed(ids)
-            expected += self._template.decode(ids[:-1] if closed else ids)
-            # The last turn's own closing token is in the stream although nothing follows it.
-            expected += self._template.normalise(piece) or (self._template.decode(ids[-1:]) if closed else "")
-        actual = self._template.decode(self._stream.ids)
-        if actual != expected:
-            at = len(os.path.commonprefix([actual, expected]))
-            problems.append(
-                f"the stream's text differs from the template's at character {at}: "
-                f"{actual[at : at + 40]!r} in the stream, {expected[at : at + 40]!r} by the template"
-            )
-        return problems
+        turns = [list(ids) for _, ids in self._generations]
+        return problems + stream_problems(self._template, self._toolset, self._messages, self._stream.ids, turns)
 
     def _ends_closed(self, ids: Sequence[int]) -> bool:
         return bool(ids) and ids[-1] == self._template.close_id

@@ -1,0 +1,102 @@
+"""``bin/fidelity``: are the tokens of a run what the template writes, and its log-probabilities the learner's?
+
+Reads every trajectory of the run's log and every transcript of its campaigns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import trio
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from protocol import config as configuration
+from protocol.bus import connect
+from protocol.config import Config
+from protocol.records import Trajectory
+from rollout_engine.cli.failures import exit_on_known_fault
+from rollout_engine.engine import model_folder
+from rollout_engine.environments.catalogue import domain
+from rollout_engine.errors import ConfigurationError
+from rollout_engine.evaluation.files import metrics_file
+from rollout_engine.evaluation.training import read_metrics
+from rollout_engine.evaluation.transcripts import Transcript
+from rollout_engine.tokens.fidelity import trajectory_problems
+from rollout_engine.tokens.template import ChatTemplate
+
+app = App(name="fidelity", help=__doc__, version_flags=(), default_parameter=Parameter(negative=()))
+console = Console()
+
+MEAN_BOUND, TOKEN_BOUND = 0.02, 0.5
+"""Bounds on |learner - actor| log-probability at equal policy versions: of the mean of a step, and of any token."""
+
+
+@app.default
+def fidelity(
+    *,
+    config: Annotated[Path, Parameter(help="The run's YAML file.")],
+    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
+) -> None:
+    """Check every recorded episode of a run; exit with 1 when any breaks a rule."""
+    with exit_on_known_fault("fidelity"):
+        problems = trio.run(_check, configuration.load(config, set))
+    for problem in problems[:10]:
+        console.print(problem, markup=False, highlight=False)
+    sys.exit(1 if problems else 0)
+
+
+async def _check(config: Config) -> list[str]:
+    template = ChatTemplate.from_folder(model_folder(config))
+    episodes = tokens = 0
+    problems: list[str] = []
+    async for trajectory in _episodes(config):
+        found = trajectory_problems(template, domain(trajectory.domain).tools, trajectory)
+        problems += [f"{trajectory.id} ({trajectory.task}): {problem}" for problem in found]
+        episodes, tokens = episodes + 1, tokens + trajectory.sampled_tokens
+    if not episodes:
+        raise ConfigurationError(f"run {config.run} has no recorded episode: its log is empty, and so is {config.path}")
+    console.print(
+        f"token fidelity: {episodes:,} episodes, {tokens:,} sampled tokens; "
+        f"{len(problems)} streams differ from the template's rendering",
+        highlight=False,
+    )
+    metrics = [row for row in read_metrics(metrics_file(config)) if row["applied"]]
+    if metrics:
+        mean = max(row["behaviour_difference"] for row in metrics)
+        most = max(row["behaviour_difference_max"] for row in metrics)
+        console.print(
+            f"learner against actor over {len(metrics)} updates: |log-probability difference| "
+            f"at most {mean:.1e} in a step's mean, {most:.1e} on a token",
+            highlight=False,
+        )
+        if mean > MEAN_BOUND or most > TOKEN_BOUND:
+            problems.append(f"the differences exceed their bounds, {MEAN_BOUND} and {TOKEN_BOUND}")
+    return problems
+
+
+async def _episodes(config: Config) -> AsyncIterator[Trajectory]:
+    async with connect(config.nats, config.run) as bus:
+        for step in await bus.steps():
+            for trajectory in await bus.trajectories(step):
+                yield trajectory
+    for file in sorted(config.path.rglob("*.transcripts.jsonl")):
+        for trajectory in _transcripts(file):
+            yield trajectory
+
+
+def _transcripts(file: Path) -> Iterator[Trajectory]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield msgspec.json.decode(line, type=Transcript).trajectory
+            except msgspec.MsgspecError as error:
+                raise ConfigurationError(f"{file}, line {number} is not a transcript: {error}") from error
+
+
+if __name__ == "__main__":
+    app()
