@@ -1,4 +1,8 @@
-"""The one place where the protocol's verbs turn a known fault into a message and exit code 2."""
+"""The one place where a verb turns a known fault into one message and an exit code.
+
+Invariant: a fault that a user can mend ends in ``verb: message`` and exit code 2, without a traceback;
+anything else keeps its traceback, because it is a defect of ours.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,33 @@ from protocol.errors import BusError
 from protocol.log import LogError
 from protocol.server import ServerError
 
+Faults = tuple[type[BaseException], ...]
+PROTOCOL_FAULTS: Faults = (BusError, ConfigError, LogError, ServerError)
+
 
 @contextmanager
-def exit_on_known_fault(verb: str) -> Iterator[None]:
-    """Print a fault that the user can mend as ``verb: message`` and exit with 2; with 130 on Ctrl-C."""
+def exit_on_known_fault(verb: str, known: Faults = PROTOCOL_FAULTS) -> Iterator[None]:
+    """Report a fault of ``known``, alone or in exception groups, and exit with 2; exit with 130 on Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(130)
-    except (BusError, ConfigError, LogError, ServerError) as error:
+    except known as error:
         fail(verb, str(error))
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt):
+            sys.exit(130)
+        faults, defects = group.split(known)
+        if defects is not None or faults is None:
+            raise
+        fail(verb, str(leaves(faults)[0]))
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions of a group, whatever its depth; of a plain exception, itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for child in error.exceptions for leaf in leaves(child)]
+    return [error]
 
 
 def fail(verb: str, message: str) -> NoReturn:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +20,7 @@ from rich.console import Console
 
 from protocol import config as configuration
 from protocol.bus import connect
+from protocol.cli.failures import leaves
 from protocol.config import Config
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.engine import model_folder
@@ -51,19 +52,11 @@ def quickstart(
         try:
             trio.run(Job(resolved, ("--config", str(config), *(f"--set={item}" for item in set))).run)
         except* ChildFailed as failures:
-            for failure in _leaves(failures):
+            for failure in leaves(failures):
                 console.print("[red]quickstart:[/] ", end="")
                 console.print(str(failure), markup=False, highlight=False)
             console.print("What is finished stays; run the same command again to go on from there.")
             sys.exit(1)
-
-
-def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 class Job:
