@@ -37,7 +37,9 @@ EMBEDDING_STD = 0.1
 HELD_BACK = 0.05
 FINAL_RATE = 0.1
 """Share of the peak rate that the cosine ends at, and that training past ``steps`` keeps."""
-TRAIN_ON_ABOVE, REFUSE_ABOVE = 0.08, 0.20
+TRAIN_ON_ABOVE, REFUSE_ABOVE = 0.10, 0.20
+"""Of demonstrations with any wrong copy. Imperfect ones keep this above zero for ever: where a sloppy agent takes
+another amount that begins alike, the likeliest digit may be that one's."""
 CHECK_EVERY = 50
 
 
