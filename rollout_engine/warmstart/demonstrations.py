@@ -77,14 +77,19 @@ async def play(template: ChatTemplate, task: Task, script: Sequence[Turn]) -> Co
 
 @dataclass(frozen=True)
 class CopiedPieces:
-    """Which token ids spell entity ids and amounts: capitals and digits, each a token of its own."""
+    """Which token ids spell what an agent copies from its context: entity ids and amounts, whose capitals and
+    digits are tokens of their own, and the facts that a user tells, such as a city, where they are one word."""
 
     capitals: np.ndarray
     digits: np.ndarray
+    words: np.ndarray
 
     @classmethod
-    def of(cls, template: ChatTemplate) -> CopiedPieces:
-        return cls(np.array(template.encode("ABCDEFGHIJKLMNOPQRSTUVWXYZ")), np.array(template.encode("0123456789")))
+    def of(cls, template: ChatTemplate, tasks: Sequence[Task]) -> CopiedPieces:
+        told = sorted({value for task in tasks for value in task.facts.values() if value.isalpha()})
+        words = [ids[0] for ids in map(template.encode, told) if len(ids) == 1]
+        capitals, digits = template.encode("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), template.encode("0123456789")
+        return cls(np.array(capitals), np.array(digits), np.array(words, int))
 
     def mark(self, conversation: Conversation) -> Demonstration:
         """The conversation's tokens. The first digit of an amount isn't marked as copied: which amount is
@@ -92,8 +97,9 @@ class CopiedPieces:
         tokens = conversation.arrays().unpack()
         capital, digit = np.isin(tokens.ids, self.capitals), np.isin(tokens.ids, self.digits)
         follows = np.concatenate([[False], (capital | digit)[:-1]])
+        copied = capital | digit & follows | np.isin(tokens.ids, self.words)
         mask = tokens.mask.copy()
-        mask[(mask == 1) & (capital | digit & follows)] = 2
+        mask[(mask == 1) & copied] = 2
         return Demonstration(tokens.ids, mask)
 
 

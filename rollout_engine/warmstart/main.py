@@ -53,7 +53,7 @@ async def _make(config: Config) -> None:
     vocabulary = await make_folder(folder, tasks[:SURVEYED], config)
     template = ChatTemplate.from_folder(folder)
     rng = random.Random(config.seed)
-    pieces = CopiedPieces.of(template)
+    pieces = CopiedPieces.of(template, tasks)
     played = []
     for task in track(tasks, "demonstrations", console=console):
         script = choose_script(task, main_slip_rate(task), rng)
