@@ -7,15 +7,16 @@ import threading
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 
 from protocol import config as configuration
 from protocol.cli.failures import exit_on_known_fault, fail
+from protocol.cli.verb import SetOption, verb
 from protocol.config import Nats
 from protocol.server import NatsServer, find_binary
 
-app = App(name="nats", help=__doc__)
+app = verb("nats", __doc__)
 console = Console(soft_wrap=True, highlight=False)
 
 _CHECK = 0.5
@@ -29,7 +30,7 @@ def nats(
     folder: Annotated[Path | None, Parameter(help="Serve this folder instead of RUN/nats.")] = None,
     url: Annotated[str | None, Parameter(help="Listen here instead of nats.url.")] = None,
     max_payload: Annotated[int | None, Parameter(help="Largest message in bytes; 1048576 by default.")] = None,
-    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
+    set: SetOption = (),
     dry_run: Annotated[bool, Parameter(help="Say what would be started, and check that it can be.")] = False,
 ) -> None:
     """Serve a run's log. A server that dies is started again; the log survives either way."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 
 from protocol import config as configuration
@@ -20,11 +20,12 @@ from protocol.bus import connect
 from protocol.cli.failures import exit_on_known_fault, fail
 from protocol.cli.render import listing, passed, transcript
 from protocol.cli.source import open_source
+from protocol.cli.verb import verb
 from protocol.config import Nats
 from protocol.records import Batch, Trajectory
 from protocol.subjects import check_run
 
-app = App(name="trajectories", help=__doc__)
+app = verb("trajectories", __doc__)
 console = Console()
 
 NatsOption = Annotated[str | None, Parameter(name="--nats", help="URL of the NATS server; nats://127.0.0.1:4222.")]

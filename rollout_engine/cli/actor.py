@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 
 from protocol import config as configuration
 from protocol.bus import connect
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
 from protocol.config import Config
 from rollout_engine.actors.control import ServerControl
 from rollout_engine.actors.server import VllmServer, check_folder
@@ -25,21 +26,21 @@ from rollout_engine.actors.sidecar import Sidecar
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.errors import ConfigurationError
 
-app = App(name="actor", help=__doc__)
+app = verb("actor", __doc__)
 console = Console()
 
 
 @app.default
 def actor(
     *,
-    config: Annotated[Path, Parameter(help="The run's YAML file.")],
+    config: ConfigOption,
     url: Annotated[
         tuple[str, ...], Parameter(help="Attach to this server, may be repeated. Default: actor.urls, or start one.")
     ] = (),
     id: Annotated[str, Parameter(help="Name on the bus. Default: host name and port of the server.")] = "",
     run: Annotated[str, Parameter(help="Run to serve. Default: the configuration's.")] = "",
-    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
-    dry_run: Annotated[bool, Parameter(help="Print the resolved configuration, check what can be checked.")] = False,
+    set: SetOption = (),
+    dry_run: DryRunOption = False,
 ) -> None:
     """Start a vLLM server (or attach to one), bring it to each announced policy version and prove it."""
     with exit_on_known_fault("actor"):

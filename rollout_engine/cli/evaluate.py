@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import trio
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 
 from protocol import config as configuration
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
 from protocol.config import Config
 from rollout_engine.cli.campaign import check_campaign, run_campaign, split_urls, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
@@ -22,14 +23,14 @@ from rollout_engine.evaluation.report import campaign_figures
 from rollout_engine.evaluation.tables import campaign_table
 from rollout_engine.evaluation.tasks import checked_repeat, evaluated_tasks
 
-app = App(name="evaluate", help=__doc__, version_flags=(), default_parameter=Parameter(negative=()))
+app = verb("evaluate", __doc__)
 console = Console()
 
 
 @app.default
 def evaluate(
     *,
-    config: Annotated[Path, Parameter(help="The run's YAML file.")],
+    config: ConfigOption,
     tasks: TasksOption = "heldout",
     repeat: RepeatOption = None,
     actors: ActorsOption = (),
@@ -37,8 +38,8 @@ def evaluate(
     label: Annotated[str, Parameter(help="What to call the policy that the actors serve.")] = "base",
     policy_version: Annotated[int, Parameter(help="Its version, as the learner announced it.")] = 0,
     weights: WeightsOption = None,
-    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
-    dry_run: Annotated[bool, Parameter(help="Print the resolved configuration, check what can be checked.")] = False,
+    set: SetOption = (),
+    dry_run: DryRunOption = False,
 ) -> None:
     """Run REPEAT attempts of every task; a rerun runs what is missing or failed.
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import trio
-from cyclopts import App, Parameter
 from rich.console import Console
 
 from protocol import config as configuration
 from protocol.bus import connect
+from protocol.cli.verb import ConfigOption, SetOption, verb
 from protocol.config import Config
 from protocol.records import Trajectory
 from rollout_engine.cli.failures import exit_on_known_fault
@@ -29,7 +28,7 @@ from rollout_engine.evaluation.transcripts import Transcript
 from rollout_engine.tokens.fidelity import trajectory_problems
 from rollout_engine.tokens.template import ChatTemplate
 
-app = App(name="fidelity", help=__doc__, version_flags=(), default_parameter=Parameter(negative=()))
+app = verb("fidelity", __doc__)
 console = Console()
 
 MEAN_BOUND, TOKEN_BOUND = 0.02, 0.5
@@ -39,8 +38,8 @@ MEAN_BOUND, TOKEN_BOUND = 0.02, 0.5
 @app.default
 def fidelity(
     *,
-    config: Annotated[Path, Parameter(help="The run's YAML file.")],
-    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
+    config: ConfigOption,
+    set: SetOption = (),
 ) -> None:
     """Check every recorded episode of a run; exit with 1 when any breaks a rule."""
     with exit_on_known_fault("fidelity"):

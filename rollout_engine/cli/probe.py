@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Annotated
 
 import trio
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
 from protocol import config as configuration
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
 from protocol.config import Config
 from rollout_engine.cli.campaign import check_campaign, run_campaign, split_urls, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
@@ -21,19 +21,19 @@ from rollout_engine.errors import ConfigurationError
 from rollout_engine.evaluation.attempts import AttemptRow, PolicyStamp
 from rollout_engine.evaluation.files import probe_file
 
-app = App(name="probe", help=__doc__, version_flags=(), default_parameter=Parameter(negative=()))
+app = verb("probe", __doc__)
 console = Console()
 
 
 @app.default
 def probe(
     *,
-    config: Annotated[Path, Parameter(help="The run's YAML file.")],
+    config: ConfigOption,
     actors: ActorsOption = (),
     label: Annotated[str, Parameter(help="What to call the policy that the actors serve.")] = "base",
     weights: WeightsOption = None,
-    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
-    dry_run: Annotated[bool, Parameter(help="Print the resolved configuration, check what can be checked.")] = False,
+    set: SetOption = (),
+    dry_run: DryRunOption = False,
 ) -> None:
     """Run curation.attempts attempts of every candidate onto RUN/probe.jsonl; a rerun runs what is missing."""
     with exit_on_known_fault("probe"):

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import msgspec
 import trio
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
 from protocol import config as configuration
 from protocol import log
 from protocol.bus import BusError, connect
+from protocol.cli.verb import ConfigOption, SetOption, verb
 from protocol.config import Config
 from protocol.records import Batch
 from rollout_engine.cli.failures import exit_on_known_fault
@@ -30,14 +31,14 @@ from rollout_engine.evaluation.tasks import checked_repeat, evaluated_tasks
 from rollout_engine.evaluation.training import read_metrics
 from rollout_engine.evaluation.transcripts import Transcript, choose_failures, read_transcripts
 
-app = App(name="report", help=__doc__, version_flags=(), default_parameter=Parameter(negative=()))
+app = verb("report", __doc__)
 console = Console()
 
 
 @app.default
 def report(
     *,
-    config: Annotated[Path, Parameter(help="The run's YAML file.")],
+    config: ConfigOption,
     tasks: TasksOption = "heldout",
     repeat: RepeatOption = None,
     base: Annotated[Path | None, Parameter(help="Attempts of the base policy; RUN/evaluation/base.jsonl.")] = None,
@@ -45,7 +46,7 @@ def report(
     logs: Annotated[
         tuple[Path, ...], Parameter(consume_multiple=True, help="Exported logs, for the ledger; RUN/log, or NATS.")
     ] = (),
-    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
+    set: SetOption = (),
 ) -> None:
     """Compare the base and the trained policy over the same tasks; refuses campaigns with gaps."""
     with exit_on_known_fault("report"):

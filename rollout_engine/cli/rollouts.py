@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import trio
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 
 from protocol import config as configuration
 from protocol.bus import connect
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
 from protocol.config import Config
 from rollout_engine.actors.pool import ActorPool
 from rollout_engine.cli.failures import exit_on_known_fault
@@ -20,19 +20,19 @@ from rollout_engine.curation.pool import load_pool
 from rollout_engine.engine import Engine, model_folder, open_setup
 from rollout_engine.tokens.template import ChatTemplate
 
-app = App(name="rollouts", help=__doc__)
+app = verb("rollouts", __doc__)
 console = Console()
 
 
 @app.default
 def rollouts(
     *,
-    config: Annotated[Path, Parameter(help="The run's YAML file.")],
+    config: ConfigOption,
     actors: Annotated[
         str, Parameter(help="URLs of actors, separated by commas. Empty: those registered on the bus.")
     ] = "",
-    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
-    dry_run: Annotated[bool, Parameter(help="Print the resolved configuration, check what can be checked.")] = False,
+    set: SetOption = (),
+    dry_run: DryRunOption = False,
 ) -> None:
     """Run episodes in groups, grade them, and publish trajectories and batches."""
     urls = [url for url in actors.split(",") if url]

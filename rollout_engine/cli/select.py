@@ -6,10 +6,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 
 from protocol import config as configuration
+from protocol.cli.verb import ConfigOption, SetOption, verb
 from protocol.config import Config
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.curation.candidates import heldout_tasks, training_candidates
@@ -19,18 +20,18 @@ from rollout_engine.evaluation.attempts import read_rows
 from rollout_engine.evaluation.files import pool_file, probe_file
 from rollout_engine.evaluation.tables import histogram_table
 
-app = App(name="select", help=__doc__, version_flags=(), default_parameter=Parameter(negative=()))
+app = verb("select", __doc__)
 console = Console()
 
 
 @app.default
 def select(
     *,
-    config: Annotated[Path, Parameter(help="The run's YAML file.")],
+    config: ConfigOption,
     exclude: Annotated[
         Path | None, Parameter(help="A file of task ids, one a line, never to train on. Held-out ids always are.")
     ] = None,
-    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
+    set: SetOption = (),
 ) -> None:
     """Band the probed candidates by their posteriors and write the pool onto RUN/pool.json."""
     with exit_on_known_fault("select"):

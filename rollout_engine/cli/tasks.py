@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from protocol.cli.verb import verb
 from protocol.records import ToolCall
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.environments.backend import replay
@@ -22,7 +23,7 @@ from rollout_engine.environments.task import Say, Split, Task, Turn, to_data
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.grading.diff import compare, explain
 
-app = App(name="tasks", help=__doc__)
+app = verb("tasks", __doc__)
 console = Console()
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")

@@ -15,12 +15,13 @@ from typing import Annotated
 
 import httpx
 import trio
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 
 from protocol import config as configuration
 from protocol.bus import connect
 from protocol.cli.failures import leaves
+from protocol.cli.verb import SetOption, verb
 from protocol.config import Config
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.engine import model_folder
@@ -28,7 +29,7 @@ from rollout_engine.errors import ConfigurationError
 from rollout_engine.quickstart.children import ROOT, Child, ChildFailed, background, foreground, tail
 from rollout_engine.quickstart.stages import Stopwatch, claim_folder
 
-app = App(name="quickstart", help=__doc__)
+app = verb("quickstart", __doc__)
 console = Console()
 
 
@@ -36,7 +37,7 @@ console = Console()
 def quickstart(
     *,
     config: Annotated[Path, Parameter(help="The run's YAML file.")] = ROOT / "configs" / "quickstart.yaml",
-    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
+    set: SetOption = (),
     fresh: Annotated[bool, Parameter(help="Delete the run's folder first and start over.")] = False,
     dry_run: Annotated[bool, Parameter(help="Print the resolved configuration and stop.")] = False,
 ) -> None:

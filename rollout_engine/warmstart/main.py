@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import trio
-from cyclopts import App, Parameter
 from rich.console import Console
 from rich.progress import track
 
 from protocol import config as configuration
+from protocol.cli.verb import ConfigOption, SetOption, verb
 from protocol.config import Config
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.engine import model_folder
@@ -28,7 +27,7 @@ from rollout_engine.warmstart.demonstrations import CopiedPieces, choose_script,
 from rollout_engine.warmstart.model_folder import write_model_folder
 from rollout_engine.warmstart.vocabulary import build_tokenizer, phrases
 
-app = App(name="demonstrations", help=__doc__)
+app = verb("demonstrations", __doc__)
 console = Console()
 
 SURVEYED = 200
@@ -38,8 +37,8 @@ SURVEYED = 200
 @app.default
 def demonstrations(
     *,
-    config: Annotated[Path, Parameter(help="The run's YAML file.")],
-    set: Annotated[tuple[str, ...], Parameter(help="KEY.PATH=VALUE, may be repeated.")] = (),
+    config: ConfigOption,
+    set: SetOption = (),
 ) -> None:
     """Write the base model's folder (without weights) and demonstrations.npz into it."""
     with exit_on_known_fault("demonstrations"):
