@@ -158,7 +158,8 @@ def _skip_closer(text: str, at: int) -> int:
     after = _skip(text, at)
     if text.startswith("</tool_call>", after):
         return after + len("</tool_call>")
-    return len(text) if after < len(text) and "</tool_call>".startswith(text[after:]) else at
+    rest = text[after : after + len("</tool_call>")]
+    return len(text) if rest and "</tool_call>".startswith(rest) else at
 
 
 def _cut_if_prefix(text: str, at: int, *tags: str) -> None:

@@ -31,7 +31,8 @@ Calls
  8. ``<tool_call>`` and ``<function=`` begin a call wherever they stand in the content; content is what
     stands outside the calls, before, between and after, joined by newlines. Closing tags without any call are text.
  9. A call without ``<tool_call>`` around it counts, and ``</tool_call>`` may be missing: ``</function>``
-    has ended it. Every other closing tag is needed.
+    has ended it. Every other closing tag is needed: a missing ``</parameter>`` or ``</function>`` isn't made
+    up, since what stands for it may be part of a value that goes on, and rule 10 or 11 refuses the call.
 10. A text that ends inside a call (in a name, in a value, before ``</function>``): that call is refused
     as cut off; those before it stand.
 11. A tag out of place (a value that holds one of the six tags or lacks its ``</parameter>``; a closing
@@ -53,7 +54,8 @@ Values
 17. String among several types (nullable, unions, no type at all): a text that is JSON, with nothing
     around it, of another admitted type and valid, is that value; otherwise it is the string. So in a nullable
     string ``null`` is null, and the string "null" needs the JSON form.
-18. anyOf, oneOf, allOf, enum, const and local $ref decide the admitted types and then check the value.
+18. anyOf, oneOf, allOf, enum, const and local $ref decide the admitted types and then check the value;
+    at the root of a tool's schema they also list parameters.
 19. An empty value is the empty string, or refused.
 """
 
@@ -109,10 +111,15 @@ def interpret(text: str, tools: Sequence[Mapping[str, Any]] | ToolSet, reasoning
 
 
 def _without_markers(text: str) -> str:
-    stripped = text.rstrip()
-    while stripped.endswith(_MARKERS):
-        text = stripped = stripped[: stripped.rindex("<|")].rstrip()
-    return text
+    end = len(text)
+    while True:
+        at = end
+        while at and text[at - 1].isspace():
+            at -= 1
+        marker = next((marker for marker in _MARKERS if text.endswith(marker, 0, at)), None)
+        if marker is None:
+            return text if end == len(text) else text[:at]
+        end = at - len(marker)
 
 
 def _typed(call: WrittenCall, toolset: ToolSet) -> ToolCall:
@@ -163,7 +170,7 @@ def _read_tools(path: Path) -> ToolSet:
         return prepare(json.loads(path.read_text("utf-8")))
     except OSError as error:
         raise ConfigurationError(f"can't read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is not JSON: {error}") from error
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
@@ -175,7 +182,7 @@ def main(*, tools: Path, reasoning_open: bool = False) -> int:
     Parameters
     ----------
     tools
-        JSON file with a list of tools: {name, description, parameters}, or the OpenAI shape.
+        JSON file with a list of tools: {name, description, parameters}, the OpenAI shape, or MCP's (inputSchema).
     reasoning_open
         The prompt ended inside <think>.
     """
@@ -195,7 +202,9 @@ def main(*, tools: Path, reasoning_open: bool = False) -> int:
         else {"name": call.name, "error": call.error}
         for call in read.calls
     ]
-    print(json.dumps({"reasoning": read.reasoning, "content": read.content, "calls": calls}, ensure_ascii=False))
+    out = json.dumps({"reasoning": read.reasoning, "content": read.content, "calls": calls}, ensure_ascii=False)
+    sys.stdout.buffer.write(out.encode() + b"\n")  # UTF-8 as the input is, whatever the locale
+    sys.stdout.buffer.flush()
     return 0
 
 

@@ -30,8 +30,20 @@ def template_message(message: Message | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def template_tools(tools: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Tools for a template, from either shape: ``{"name", …}`` or ``{"type": "function", "function": {…}}``."""
+    """Tools for a template, from any of the three shapes that :func:`tool_function` reads."""
     wrapped = [
-        dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools or ()
+        dict(tool) if "function" in tool else {"type": "function", "function": tool_function(tool)}
+        for tool in tools or ()
     ]
     return wrapped or None
+
+
+def tool_function(tool: Mapping[str, Any]) -> Any:
+    """``{name, description, parameters}`` of a tool in that shape, in OpenAI's or as MCP lists it (``inputSchema``)."""
+    if "function" in tool:
+        return tool["function"]
+    for key in ("inputSchema", "input_schema"):
+        if key in tool and "parameters" not in tool:
+            described = {"description": tool["description"]} if tool.get("description") is not None else {}
+            return {"name": tool.get("name"), **described, "parameters": tool[key]}
+    return dict(tool)

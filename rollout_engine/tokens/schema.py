@@ -13,9 +13,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
+
+_LIST = ("enum", "required", "anyOf", "oneOf", "allOf", "prefixItems")
+_NUMBER = (
+    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+)  # fmt: skip
+_KEYWORDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    **dict.fromkeys(_LIST, (list, "a list")),
+    **dict.fromkeys(_NUMBER, ((int, float), "a number")),
+    "type": ((str, list), "a type or a list of types"),
+    "properties": (Mapping, "an object"),
+    "$ref": (str, "a string"),
+    "pattern": (str, "a string"),
+}
+"""What the value of a keyword must be: a schema is checked whole before any value is."""
 
 TYPES = frozenset(("string", "integer", "number", "boolean", "null", "object", "array"))
 _SHOWN = 40
@@ -70,12 +85,31 @@ class Compiler:
             raise SchemaError(f"a schema refers to itself without end: {str(schema)[:80]}")
         if id(schema) in self._done:
             return self._done[id(schema)]
+        _check_keywords(schema)
         out = self._done[id(schema)] = Schema()
         try:
             self._fill(out, schema, (*around, id(schema)))
-        except (TypeError, AttributeError, re.error) as error:
+        except (TypeError, re.error) as error:
             raise SchemaError(f"malformed schema {str(schema)[:80]}: {error}") from error
         return out
+
+    def any_of(self, schemas: Sequence[Any]) -> Schema:
+        """The schema of what one of ``schemas`` admits."""
+        members = [self.compile(schema) for schema in schemas]
+        if len(members) == 1:
+            return members[0]
+        out = Schema()
+        out.types = frozenset().union(*(member.types for member in members))
+        out._checks.append(_alternatives(members, exactly_one=False))
+        return out
+
+    def parts(self, schema: Any) -> list[Mapping[str, Any]]:
+        """``schema`` and all that it joins about the same value: its $ref, allOf, anyOf and oneOf."""
+        if not isinstance(schema, Mapping):
+            return []
+        joined = [self._resolve(schema["$ref"])] if "$ref" in schema else []
+        joined += [member for key in ("allOf", "anyOf", "oneOf") for member in schema.get(key, ())]
+        return [schema, *(part for member in joined for part in self.parts(member))]
 
     def _fill(self, out: Schema, schema: Mapping[str, Any], around: tuple[int, ...]) -> None:
         types, checks = TYPES, out._checks
@@ -169,6 +203,14 @@ class Compiler:
             return None
 
         return [check]
+
+
+def _check_keywords(schema: Mapping[str, Any]) -> None:
+    for key, (kind, says) in _KEYWORDS.items():
+        if key in schema and (not isinstance(schema[key], kind) or isinstance(schema[key], bool)):
+            raise SchemaError(f"{key} is {says}, not {_show(schema[key])}")
+    if schema.get("multipleOf", 1) <= 0:
+        raise SchemaError(f"multipleOf is above 0, not {schema['multipleOf']}")
 
 
 def json_types(value: Any) -> frozenset[str]:

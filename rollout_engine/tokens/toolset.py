@@ -1,6 +1,6 @@
 """A list of tools, prepared once for interpretation.
 
-Invariant: equal lists are prepared once, whichever of the two usual shapes they have, and a list that
+Invariant: equal lists are prepared once, whichever of the three usual shapes they have, and a list that
 can't be used is refused before any text is read.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from rollout_engine.errors import ConfigurationError
-from rollout_engine.tokens.messages import template_tools
+from rollout_engine.tokens.messages import template_tools, tool_function
 from rollout_engine.tokens.schema import Compiler, Schema, SchemaError
 
 _KEPT = 64
@@ -29,11 +29,12 @@ class Tool:
         compiler = Compiler(parameters)
         self.name = name
         self.whole: Schema = compiler.compile(parameters)
-        self.properties = {key: compiler.compile(part) for key, part in parameters.get("properties", {}).items()}
+        parts = compiler.parts(parameters)
+        self.properties = _properties(compiler, parts)
         # A name that the schema doesn't list is allowed only where the schema says so in words: a backend
         # would otherwise drop a misspelt argument silently.
-        more = parameters.get("additionalProperties", False)
-        self.extra: Schema | None = None if more is False else compiler.compile(more)
+        more = [part["additionalProperties"] for part in parts if part.get("additionalProperties", False) is not False]
+        self.extra: Schema | None = compiler.any_of(more) if more else None
 
 
 class ToolSet:
@@ -47,6 +48,15 @@ class ToolSet:
         self.text = text
 
 
+def _properties(compiler: Compiler, parts: list[Mapping[str, Any]]) -> dict[str, Schema]:
+    """Each property that one of ``parts`` lists; where several do, a value may be of any of their types."""
+    found: dict[str, list[Any]] = {}
+    for part in parts:
+        for name, schema in part.get("properties", {}).items():
+            found.setdefault(name, []).append(schema)
+    return {name: compiler.any_of(schemas) for name, schemas in found.items()}
+
+
 _prepared: OrderedDict[bytes, ToolSet] = OrderedDict()
 
 
@@ -56,13 +66,14 @@ def prepare(tools: Sequence[Mapping[str, Any]] | ToolSet) -> ToolSet:
         return tools
     try:
         key = msgspec.json.encode(tools)
-    except (TypeError, msgspec.MsgspecError) as error:
+        found = _prepared.get(key) or _compile(key.decode())
+    except RecursionError as error:
+        raise ConfigurationError("tools are nested too deeply to be read") from error
+    except (TypeError, UnicodeEncodeError, msgspec.MsgspecError) as error:
         raise ConfigurationError(f"tools are JSON objects: {error}") from error
-    found = _prepared.get(key)
-    if found is None:
-        found = _prepared[key] = _compile(key.decode())
-        if len(_prepared) > _KEPT:
-            _prepared.popitem(last=False)
+    _prepared[key] = found
+    if len(_prepared) > _KEPT:
+        _prepared.popitem(last=False)
     return found
 
 
@@ -72,7 +83,7 @@ def _compile(text: str) -> ToolSet:
         raise ConfigurationError(f"tools are a list of {{name, description, parameters}}, not {type(tools).__name__}")
     out: dict[str, Tool] = {}
     for at, entry in enumerate(tools):
-        tool = entry.get("function", entry) if isinstance(entry, dict) else None
+        tool = tool_function(entry) if isinstance(entry, dict) else None
         if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
             raise ConfigurationError(f"tool {at} has no name: a tool is {{name, description, parameters}}")
         name = tool["name"]
@@ -83,6 +94,6 @@ def _compile(text: str) -> ToolSet:
             raise ConfigurationError(f"the parameters of tool {name!r} are a JSON schema, not {parameters!r}")
         try:
             out[name] = Tool(name, parameters)
-        except (SchemaError, AttributeError) as error:
+        except SchemaError as error:
             raise ConfigurationError(f"the parameters of tool {name!r} are no schema: {error}") from error
     return ToolSet(out, template_tools(tools), text)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -307,6 +308,53 @@ def test_no_parameters_and_parameter_less_tools():
     assert one("<tool_call><function=ping></function></tool_call>") == ToolCall("ping", {})
 
 
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"name": "t", "inputSchema": {"properties": {"a": {"type": "integer"}}}},
+        {"name": "t", "description": None, "input_schema": {"properties": {"a": {"type": "integer"}}}},
+        {"name": "t", "parameters": {"$ref": "#/$defs/T", "$defs": {"T": {"properties": {"a": {"type": "integer"}}}}}},
+        {"name": "t", "parameters": {"allOf": [{"properties": {"a": {"type": "integer"}}}, {"required": ["a"]}]}},
+        {
+            "name": "t",
+            "parameters": {
+                "oneOf": [
+                    {"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
+                    {"properties": {"b": {"type": "string"}}, "required": ["b"], "additionalProperties": False},
+                ]
+            },
+        },
+    ],
+)
+def test_parameters_are_found_wherever_a_tool_lists_them(tool):
+    assert one_of([tool], xml("t", a="5")) == ToolCall("t", {"a": 5})
+    assert "no parameter 'aa'" in one_of([tool], xml("t", aa="5")).error
+    assert "expected integer, got 'x'" in one_of([tool], xml("t", a="x")).error
+
+
+def test_a_parameter_that_several_alternatives_list_has_any_of_their_types():
+    tools = [
+        {
+            "name": "t",
+            "parameters": {
+                "anyOf": [
+                    {"properties": {"a": {"type": "integer"}, "b": {"const": "i"}}, "required": ["b"]},
+                    {"properties": {"a": {"type": "string"}, "b": {"const": "s"}}, "required": ["b"]},
+                ]
+            },
+        }
+    ]
+    assert one_of(tools, xml("t", a="5", b="i")) == ToolCall("t", {"a": 5, "b": "i"})
+    assert one_of(tools, xml("t", a="x", b="s")) == ToolCall("t", {"a": "x", "b": "s"})
+    assert one_of(tools, xml("t", a="x", b="i")).arguments is None
+
+
+def test_a_megabyte_of_markup_is_read_in_linear_time():
+    # Each of these took minutes when reading one piece copied all that follows it.
+    assert interpret("<|im_end|>" * 400_000, TOOLS).content == ""
+    assert len(interpret("<function=ping></function>" * 150_000, TOOLS).calls) == 150_000
+
+
 def test_hostile_sizes_are_refused_and_fast():
     deep = "[" * 100_000
     assert one(f"<tool_call>{{{deep}").arguments is None
@@ -321,13 +369,14 @@ def test_hostile_sizes_are_refused_and_fast():
 
 def test_the_command_prints_an_interpretation(tmp_path):
     (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
-    text = f"hm</think>\n\nSo é.\n{xml(guest='Ada')}{xml('nope')}<|im_end|>\n"
+    text = f"hm</think>\n\nSo é🧳.\n{xml(guest='Ada')}{xml('nope')}<|im_end|>\n"
     command = [sys.executable, "-m", "rollout_engine.tokens.interpretation", "--tools", str(tmp_path / "tools.json")]
-    done = subprocess.run([*command, "--reasoning-open"], input=text.encode(), capture_output=True)
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*command, "--reasoning-open"], input=text.encode(), capture_output=True, env=ascii_only)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "reasoning": "hm",
-        "content": "So é.",
+        "content": "So é🧳.",
         "calls": [{"name": "book", "arguments": {"guest": "Ada"}}, {"name": "nope", "error": "no tool 'nope'"}],
     }
 
@@ -341,6 +390,9 @@ def test_the_command_prints_an_interpretation(tmp_path):
         ('[{"parameters": {}}]', b"", "tool 0 has no name"),
         ('[{"name": "a", "parameters": {"type": "strnig"}}]', b"", "'strnig'"),
         ("[]", b"\xff", "not UTF-8"),
+        ("[" * 100_000, b"", "is not JSON"),
+        ('[{"name": "a", "parameters": ' + '{"items": ' * 400 + "{}" + "}" * 400 + "}]", b"", "nested too deeply"),
+        ('[{"name": "a", "parameters": {"properties": {"x": {"minimum": "5"}}}}]', b"", "minimum is a number"),
     ],
 )
 def test_the_command_refuses_bad_input(tmp_path, monkeypatch, capsys, tools, text, why):

@@ -76,7 +76,12 @@ def test_admitted_types(schema, types):
 
 @pytest.mark.parametrize(
     "schema",
-    [5, {"type": "str"}, {"$ref": "#/nowhere"}, {"$ref": "other.json"}, {"pattern": "("}, {"anyOf": 5}, {"$ref": "#"}],
+    [
+        *(5, {"type": "str"}, {"$ref": "#/nowhere"}, {"$ref": "other.json"}, {"pattern": "("}, {"anyOf": 5}),
+        *({"$ref": "#"}, {"$ref": 5}, {"anyOf": {"type": "null"}}, {"properties": None}, {"properties": []}),
+        *({"enum": "ab"}, {"required": "a"}, {"required": True}, {"type": None}, {"type": [["null"]]}),
+        *({"minimum": "5"}, {"minLength": None}, {"exclusiveMinimum": True}, {"multipleOf": 0}, {"items": 5}),
+    ],
 )
 def test_what_is_no_schema_is_refused(schema):
     with pytest.raises(SchemaError):
