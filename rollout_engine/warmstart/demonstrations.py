@@ -75,6 +75,11 @@ async def play(template: ChatTemplate, task: Task, script: Sequence[Turn]) -> Co
     return conversation
 
 
+def told_words(tasks: Sequence[Task]) -> list[str]:
+    """Words that users tell as facts and agents pass on, such as a city's name."""
+    return sorted({value for task in tasks for value in task.facts.values() if value.isalpha()})
+
+
 @dataclass(frozen=True)
 class CopiedPieces:
     """Which token ids spell what an agent copies from its context: entity ids and amounts, whose capitals and
@@ -86,8 +91,7 @@ class CopiedPieces:
 
     @classmethod
     def of(cls, template: ChatTemplate, tasks: Sequence[Task]) -> CopiedPieces:
-        told = sorted({value for task in tasks for value in task.facts.values() if value.isalpha()})
-        words = [ids[0] for ids in map(template.encode, told) if len(ids) == 1]
+        words = [ids[0] for ids in map(template.encode, told_words(tasks)) if len(ids) == 1]
         capitals, digits = template.encode("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), template.encode("0123456789")
         return cls(np.array(capitals), np.array(digits), np.array(words, int))
 

@@ -23,7 +23,7 @@ from rollout_engine.environments.registry import generate
 from rollout_engine.environments.task import Task
 from rollout_engine.environments.texts import FINAL_TEXTS, QUESTIONS
 from rollout_engine.tokens.template import ChatTemplate
-from rollout_engine.warmstart.demonstrations import CopiedPieces, choose_script, main_slip_rate, play, stack
+from rollout_engine.warmstart.demonstrations import CopiedPieces, choose_script, main_slip_rate, play, stack, told_words
 from rollout_engine.warmstart.model_folder import write_model_folder
 from rollout_engine.warmstart.vocabulary import build_tokenizer, phrases
 
@@ -78,7 +78,7 @@ async def make_folder(folder: Path, tasks: list[Task], config: Config) -> int:
         for script in (task.script, *(slip.script for slip in task.slips)):
             conversation = await play(template, task, script)
             texts.append(_without(lines, template.decode(conversation.prompt_ids)))
-    tokenizer = build_tokenizer(lines, phrases(texts, at_least=2))
+    tokenizer = build_tokenizer(lines, phrases(texts, at_least=2, copied=told_words(tasks)))
     write_model_folder(folder, tokenizer, config.model.max_model_len)
     return tokenizer.get_vocab_size()
 

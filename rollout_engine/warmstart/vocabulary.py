@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -32,10 +32,15 @@ _PHRASE = re.compile(
 )
 
 
-def phrases(texts: Iterable[str], at_least: int) -> list[str]:
-    """Recurring phrases of ``texts`` that occur ``at_least`` times, the most frequent first."""
+def phrases(texts: Iterable[str], at_least: int, copied: Collection[str] = ()) -> list[str]:
+    """Recurring phrases of ``texts`` that occur ``at_least`` times, the most frequent first.
+
+    Words in ``copied`` get no token of their own with the blank before them: what is read and what is written must
+    be the same token, or passing it on is a translation to learn word by word.
+    """
     counts = Counter(phrase for text in texts for phrase in _PHRASE.findall(text) if len(phrase) > 1)
-    return [phrase for phrase, count in counts.most_common() if count >= at_least]
+    blanked = {" " + word for word in copied}
+    return [phrase for phrase, count in counts.most_common() if count >= at_least and phrase not in blanked]
 
 
 def build_tokenizer(lines: Sequence[str], recurring: Sequence[str]) -> Tokenizer:

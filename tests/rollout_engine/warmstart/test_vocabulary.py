@@ -22,5 +22,12 @@ def test_phrases_are_one_token_and_ids_are_spelled_out():
     assert len(TOKENIZER.encode('"],"ticket":').ids) > 1, "a phrase that was never seen has no token"
 
 
+def test_a_word_to_copy_is_one_token_wherever_it_stands():
+    text = "to oslo . oslo"
+    tokenizer = build_tokenizer([], [*phrases([text, text], 1, copied=["oslo"]), "oslo"])
+    [plain] = tokenizer.encode("oslo").ids
+    assert tokenizer.encode(" to oslo .").ids.count(plain) == 1
+
+
 def test_rare_phrases_are_left_to_their_bytes():
     assert phrases(["a bb a bb", "ccc"], at_least=2) == [" bb"]
