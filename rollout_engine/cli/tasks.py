@@ -132,7 +132,7 @@ def _summary(tasks: Sequence[Task], faults: dict[str, str]) -> Table:
     for task in tasks:
         families.setdefault((task.domain, task.family), []).append(task)
     for (name, family), members in families.items():
-        asks = mean(isinstance(task.script[0], Say) for task in members)
+        asks = mean(bool(task.script) and isinstance(task.script[0], Say) for task in members)
         table.add_row(
             f"{name}/{family}",
             str(len(members)),

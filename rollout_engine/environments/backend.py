@@ -32,7 +32,7 @@ class Backend:
             self._connection.execute("BEGIN")
             insert(self._connection, rows)
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
             self._connection.close()
             raise ConfigurationError(f"rows do not fit the tables of domain {domain.name}: {error}") from error
 

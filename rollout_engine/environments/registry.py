@@ -26,6 +26,8 @@ def generate(domains: Sequence[str], split: Split, count: int, seed: int = 0) ->
     """``count`` unchecked tasks, families in turn over all domains."""
     if not domains or count < 1:
         raise ConfigurationError("a task pool needs at least one domain and a count of at least 1")
+    if seed < 0:
+        raise ConfigurationError(f"the seed is {seed}: tasks are numbered from 0, so use a seed of at least 0")
     families = [(name, family) for name in domains for family in domain(name).families]
     return [
         family.task(name, split, seed * SEEDS_A_RUN + index // len(families))
@@ -60,10 +62,11 @@ def read_tasks(path: str | Path) -> list[Task]:
     Raises :class:`ConfigurationError` naming the file and the fault.
     """
     try:
-        data = json.loads(Path(path).read_text())
+        data = json.loads(Path(path).read_text("utf-8"))
+        json.dumps(data, ensure_ascii=False).encode()  # a JSON escape can write half of a surrogate pair
     except OSError as error:
         raise ConfigurationError(f"cannot read tasks {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, list) or not data:
         raise ConfigurationError(f"{path}: a task file is a JSON array of at least one task")

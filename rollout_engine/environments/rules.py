@@ -13,38 +13,42 @@ from rollout_engine.environments.backend import Backend, replay
 from rollout_engine.environments.domain import Domain
 from rollout_engine.environments.families import ENTITY, split_of
 from rollout_engine.environments.task import Task, calls_of, content_key
-from rollout_engine.errors import ConfigurationError
+from rollout_engine.errors import BackendError, ConfigurationError
 from rollout_engine.grading.diff import compare, explain
 
 
 def check_task(domain: Domain, task: Task) -> None:
     """Raise :class:`ConfigurationError` naming the task and the way in which it breaks rule 5."""
-    tables = domain.schema.tables
     try:
-        results, expected = replay(domain, task, task.oracle)
-    except ConfigurationError as error:
+        _check(domain, task)
+    except (ConfigurationError, BackendError) as error:
         raise ConfigurationError(f"task {task.id}: {error}") from error
+
+
+def _check(domain: Domain, task: Task) -> None:
+    tables = domain.schema.tables
+    _, untouched = replay(domain, task, ())
+    if misfit := domain.schema.misfit(untouched):
+        raise ConfigurationError(f"rows do not fit the tables of domain {domain.name}: {misfit}")
+    results, expected = replay(domain, task, task.oracle)
     for call, result in zip(task.oracle, results, strict=True):
         if result.is_error:
-            raise ConfigurationError(f"task {task.id}: the oracle fails: {_show(call)} answers {result.text}")
+            raise ConfigurationError(f"the oracle fails: {_show(call)} answers {result.text}")
     _, again = replay(domain, task, task.oracle)
     if difference := compare(tables, expected, again):
         raise ConfigurationError(
-            f"task {task.id}: the oracle fails its own check: {explain(difference)[0]}; "
+            f"the oracle fails its own check: {explain(difference)[0]}; "
             "declare the column free or make the tool deterministic"
         )
-    _, untouched = replay(domain, task, ())
     if not compare(tables, expected, untouched):
-        raise ConfigurationError(f"task {task.id}: doing nothing passes; the oracle must change a graded column")
+        raise ConfigurationError("doing nothing passes; the oracle must change a graded column")
     for index, call in _state_changing(domain, task):
         calls = task.oracle[:index] + task.oracle[index + 1 :]
         if not compare(tables, expected, replay(domain, task, calls)[1]):
-            raise ConfigurationError(
-                f"task {task.id}: the oracle passes without its call {_show(call)}, so that call is not needed"
-            )
+            raise ConfigurationError(f"the oracle passes without its call {_show(call)}, so that call is not needed")
     for slip in task.slips:
         if not compare(tables, expected, replay(domain, task, calls_of(slip.script))[1]):
-            raise ConfigurationError(f"task {task.id}: slip {slip.name!r} passes the check")
+            raise ConfigurationError(f"slip {slip.name!r} passes the check")
 
 
 def _state_changing(domain: Domain, task: Task) -> Iterator[tuple[int, ToolCall]]:

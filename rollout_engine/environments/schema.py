@@ -59,6 +59,33 @@ class Schema:
         connection.close()
         return image
 
+    @cached_property
+    def _kinds(self) -> dict[str, dict[str, type]]:
+        """The Python type of a value by table and column."""
+        connection = self.open()
+        kinds = {"INTEGER": int, "TEXT": str, "REAL": float}
+        try:
+            return {
+                table.name: {
+                    column: kinds[kind]
+                    for column, kind in connection.execute(f"SELECT name, type FROM pragma_table_info('{table.name}')")
+                }
+                for table in self.tables
+            }
+        finally:
+            connection.close()
+
+    def misfit(self, snapshot: Snapshot) -> str | None:
+        """The first value that isn't of its column's type, or is a null in a key; SQLite itself takes both."""
+        for table in self.tables:
+            for key, row in snapshot[table.name].items():
+                for column, value in row.items():
+                    kind = self._kinds[table.name][column]
+                    if type(value) is not kind and (value is not None or column in table.key):
+                        where = " ".join([table.name, *map(str, key)])
+                        return f"{where}: {column} is {value!r}, which is no {kind.__name__}"
+        return None
+
     def open(self) -> sqlite3.Connection:
         """A fresh private copy of the image, in autocommit mode, with foreign keys enforced."""
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)

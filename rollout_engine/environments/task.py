@@ -128,6 +128,9 @@ def from_data(data: Any) -> Task:
     for table, entries in rows.items():
         if not isinstance(entries, list) or not all(isinstance(row, dict) for row in entries):
             raise ConfigurationError(f"task {name}: rows of table {table!r} must be a JSON array of objects")
+    facts = field("facts", dict, {})
+    if not all(isinstance(value, (str, int, float)) and not isinstance(value, bool) for value in facts.values()):
+        raise ConfigurationError(f"task {name}: a fact is what the user says, a JSON string or number")
     slips = []
     for slip in field("slips", list, []):
         if not isinstance(slip, dict) or not isinstance(slip.get("script"), list):
@@ -143,7 +146,7 @@ def from_data(data: Any) -> Task:
         seed=field("seed", int, 0),
         rows=rows,
         opening=field("opening", str),
-        facts={key: str(value) for key, value in field("facts", dict, {}).items()},
+        facts={key: str(value) for key, value in facts.items()},
         script=_script_from_data(name, field("script", list)),
         slips=tuple(slips),
     )

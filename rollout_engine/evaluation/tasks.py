@@ -11,7 +11,7 @@ from protocol.config import Config
 from rollout_engine.curation.candidates import heldout_tasks, training_candidates
 from rollout_engine.curation.pool import read_pool
 from rollout_engine.environments.registry import domain, find_task, read_tasks
-from rollout_engine.environments.rules import check_task
+from rollout_engine.environments.rules import check_task, check_unique
 from rollout_engine.environments.task import Task
 from rollout_engine.errors import ConfigurationError
 
@@ -37,7 +37,10 @@ def evaluated_tasks(config: Config, which: str) -> list[Task]:
     path = Path(which)
     if not path.is_file():
         raise ConfigurationError(f"--tasks is {which!r}: use heldout, train, or a file")
-    tasks = {task.id: task for task in _from_file(path)}
+    try:
+        tasks = {task.id: task for task in _from_file(path)}
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--tasks {path} is not UTF-8 text: {error.reason}") from error
     if not tasks:
         raise ConfigurationError(f"--tasks {path} names no task")
     for task in tasks.values():
@@ -47,7 +50,9 @@ def evaluated_tasks(config: Config, which: str) -> list[Task]:
 
 def _from_file(path: Path) -> list[Task]:
     if path.suffix != ".json":
-        return [find_task(id) for id in path.read_text().split()]
-    if path.read_text().lstrip().startswith("["):
-        return read_tasks(path)
+        return [find_task(id) for id in path.read_text("utf-8").split()]
+    if path.read_text("utf-8").lstrip().startswith("["):
+        tasks = read_tasks(path)
+        check_unique(tasks)
+        return tasks
     return [find_task(id) for id in read_pool(path).tasks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -10,6 +11,8 @@ import pytest
 from protocol.config import load
 from rollout_engine.cli import campaign, evaluate, probe, report, select
 from rollout_engine.curation.pool import load_pool, read_pool
+from rollout_engine.environments.registry import find_task
+from rollout_engine.environments.task import to_data
 from rollout_engine.errors import ActorError, ConfigurationError
 from rollout_engine.evaluation import files
 from rollout_engine.evaluation.attempts import read_rows
@@ -167,6 +170,13 @@ def test_tasks_from_files(runner, run, tmp_path, capsys):
         ids.write_text(content)
         assert run(evaluate, "--tasks", str(ids)) == 2
         assert words in " ".join(capsys.readouterr().err.split())
+    ids.write_bytes(b"\xff\xfe")
+    assert run(evaluate, "--tasks", str(ids)) == 2
+    assert "is not UTF-8" in " ".join(capsys.readouterr().err.split())
+    task = to_data(find_task("travel/hotel_downgrade/heldout/7"))
+    (tmp_path / "tasks.json").write_text(json.dumps([task, {**task, "opening": "hi ."}]))
+    assert run(evaluate, "--tasks", str(tmp_path / "tasks.json")) == 2
+    assert "appears twice" in " ".join(capsys.readouterr().err.split())
     assert run(evaluate, "--tasks", "everything") == 2
     assert "use heldout, train, or a file" in " ".join(capsys.readouterr().err.split())
 

@@ -50,6 +50,8 @@ def test_a_pool_needs_domains_and_a_count():
         load_tasks([], "train", 5)
     with pytest.raises(ConfigurationError, match="no domain 'space'"):
         load_tasks(["space"], "train", 5)
+    with pytest.raises(ConfigurationError, match="the seed is -1"):
+        load_tasks(["travel"], "train", 5, seed=-1)
 
 
 def test_a_task_file_reads_back(tmp_path):
@@ -59,7 +61,13 @@ def test_a_task_file_reads_back(tmp_path):
     assert read_tasks(path) == tasks
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", "is not JSON"), ("{}", "array"), ("[]", "array"), ("[1]", "object")])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        *(("{", "is not JSON"), ("{}", "array"), ("[]", "array"), ("[1]", "object")),
+        *(("[" * 100_000, "is not JSON"), ('["\\ud800"]', "surrogates")),
+    ],
+)
 def test_a_bad_task_file_is_refused(tmp_path, text, says):
     path = tmp_path / "tasks.json"
     path.write_text(text)

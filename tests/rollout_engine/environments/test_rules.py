@@ -63,6 +63,30 @@ def test_rows_that_do_not_fit_are_refused():
     assert "no such table" in refusal(dataclasses.replace(TASK, rows={"spaceships": [{"id": 1}]}))
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "value", "says"),
+    [
+        ("bookings", "total", "abc", "total is 'abc', which is no int"),
+        ("bookings", "nights", 1.5, "nights is 1.5, which is no int"),
+        ("payments", "amount", 10**30, "too large"),
+        ("guests", "name", "\ud800", "surrogates"),
+        ("tickets", "ticket_id", None, "ticket_id is None, which is no str"),
+    ],
+)
+def test_values_that_sqlite_would_take_or_choke_on_are_refused(table, column, value, says):
+    first, *others = TASK.rows[table]
+    rows = {**TASK.rows, table: [{**first, column: value}, *others]}
+    message = refusal(dataclasses.replace(TASK, rows=rows))
+    assert "rows do not fit the tables of domain travel" in message
+    assert says in message
+
+
+def test_an_oracle_that_crashes_a_tool_is_refused():
+    booking, *others = TASK.rows["bookings"]
+    rows = {**TASK.rows, "bookings": [{**booking, "nights": 2**62}, *others]}
+    assert "tool change_room crashed: OverflowError" in refusal(dataclasses.replace(TASK, rows=rows))
+
+
 def test_an_entity_of_the_other_split_is_refused():
     with pytest.raises(ConfigurationError, match="is in split heldout but its entity .* belongs to train"):
         check_split([dataclasses.replace(TASK, split="heldout")])

@@ -31,6 +31,8 @@ def test_oracle_is_the_scripts_calls():
         ({"script": ["get_booking"]}, "a turn of a script"),
         ({"script": [{"name": "x", "arguments": []}]}, "a turn of a script"),
         ({"slips": [{"name": "x"}]}, "a slip is an object"),
+        ({"facts": {"room": None}}, "a fact is what the user says"),
+        ({"facts": {"room": {"kind": "suite"}}}, "a fact is what the user says"),
     ],
 )
 def test_a_malformed_task_is_refused_by_name(change, says):
