@@ -1,9 +1,9 @@
 """Child processes of the main job: supervised, logged, and never left behind.
 
-Invariants: a child has its own session, so Ctrl-C reaches it only through us; it gets SIGTERM when we
-end, SIGKILL when it dawdles, and the kernel tells it when we are killed. A child that a signal ended and
-that we did not stop is started again a bounded number of times, visibly; one that exits with an error of
-its own is not.
+Invariants: a child in the background has its own session, so Ctrl-C reaches it only through us. Every child
+gets SIGTERM when we end, SIGKILL when it dawdles, and the kernel tells it when we are killed. A child that a
+signal ended and that we did not stop is started again a bounded number of times, visibly; one that exits with an
+error of its own is not.
 """
 
 from __future__ import annotations
@@ -61,20 +61,15 @@ class Child:
     async def _run_once(self) -> int:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [str(ROOT / "bin" / self.verb), *self.arguments],
+            self.process = _start(
+                self.verb,
+                self.arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=Path.cwd(),
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             )
-        try:
-            return await _wait(self.process)
-        finally:
-            with trio.CancelScope(shield=True):
-                await _stop(self.process)
+        return await _ended(self.process)
 
 
 @asynccontextmanager
@@ -89,15 +84,13 @@ async def background(child: Child) -> AsyncIterator[Child]:
 async def foreground(console: Console, verb: str, *arguments: str) -> None:
     """Run a verb in our terminal to its end; raises :class:`ChildFailed` unless it exits with 0."""
     for attempt in range(RESTARTS + 1):
-        result = await trio.run_process(
-            [str(ROOT / "bin" / verb), *arguments], check=False, stdin=None, capture_stdout=False, capture_stderr=False
-        )
-        if result.returncode == 0:
+        code = await _ended(_start(verb, arguments))
+        if code == 0:
             return
-        if result.returncode > 0:
-            raise ChildFailed(f"bin/{verb} ended with exit code {result.returncode}; its message is above")
+        if code > 0:
+            raise ChildFailed(f"bin/{verb} ended with exit code {code}; its message is above")
         if attempt < RESTARTS:
-            console.print(f"[yellow]bin/{verb} was killed (signal {-result.returncode}); starting it again[/]")
+            console.print(f"[yellow]bin/{verb} was killed (signal {-code}); starting it again[/]")
     raise ChildFailed(f"bin/{verb} was killed {RESTARTS + 1} times")
 
 
@@ -105,6 +98,20 @@ def tail(log: Path, lines: int = 15) -> str:
     """The last lines of a log file."""
     text = log.read_text(errors="replace").splitlines()[-lines:] if log.exists() else []
     return "\n".join(["  | " + line for line in text] + [f"  (whole log: {log})"])
+
+
+def _start(verb: str, arguments: Sequence[str], **options) -> subprocess.Popen:
+    # From this thread: the kernel counts the end of the thread that started a child as the end of its parent.
+    return subprocess.Popen([str(ROOT / "bin" / verb), *arguments], preexec_fn=_die_with_parent, **options)
+
+
+async def _ended(process: subprocess.Popen) -> int:
+    """The exit code, once the process has ended; when cancelled, end it."""
+    try:
+        return await _wait(process)
+    finally:
+        with trio.CancelScope(shield=True):
+            await _stop(process)
 
 
 async def _wait(process: subprocess.Popen) -> int:

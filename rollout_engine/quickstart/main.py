@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -21,16 +21,23 @@ from rich.console import Console
 from protocol import config as configuration
 from protocol.bus import connect
 from protocol.cli.failures import leaves
-from protocol.cli.verb import SetOption, verb
+from protocol.cli.verb import DryRunOption, SetOption, verb
 from protocol.config import Config
+from protocol.records import ActorStatus
+from protocol.server import NatsServer
+from rollout_engine.actors.server import VllmServer
+from rollout_engine.cli.campaign import actor_urls
 from rollout_engine.cli.failures import exit_on_known_fault
+from rollout_engine.curation.candidates import heldout_tasks, training_candidates
 from rollout_engine.engine import model_folder
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.quickstart.children import ROOT, Child, ChildFailed, background, foreground, tail
-from rollout_engine.quickstart.stages import Stopwatch, claim_folder
+from rollout_engine.quickstart.stages import Stopwatch, check_folder, claim_folder
 
 app = verb("quickstart", __doc__)
 console = Console()
+
+GO_ON = "What is finished stays; run the same command again to go on from there."
 
 
 @app.default
@@ -39,13 +46,13 @@ def quickstart(
     config: Annotated[Path, Parameter(help="The run's YAML file.")] = ROOT / "configs" / "quickstart.yaml",
     set: SetOption = (),
     fresh: Annotated[bool, Parameter(help="Delete the run's folder first and start over.")] = False,
-    dry_run: Annotated[bool, Parameter(help="Print the resolved configuration and stop.")] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Run the main job."""
-    with exit_on_known_fault("quickstart"):
+    with exit_on_known_fault("quickstart", stopped=f"stopped. {GO_ON}"):
         resolved = configuration.load(config, set)
         if dry_run:
-            console.print(configuration.dump(resolved), markup=False, highlight=False)
+            _dry_run(resolved, fresh)
             return
         if fresh:
             shutil.rmtree(resolved.path, ignore_errors=True)
@@ -56,8 +63,23 @@ def quickstart(
             for failure in leaves(failures):
                 console.print("[red]quickstart:[/] ", end="")
                 console.print(str(failure), markup=False, highlight=False)
-            console.print("What is finished stays; run the same command again to go on from there.")
+            console.print(GO_ON)
             sys.exit(1)
+
+
+def _dry_run(config: Config, fresh: bool) -> None:
+    console.print(configuration.dump(config), markup=False, highlight=False)
+    if not fresh:
+        check_folder(config)
+    NatsServer(config.path / "nats", config.nats.url).check()
+    if not config.actor.urls:
+        VllmServer(config, Path()).check_port()
+    candidates, heldout = training_candidates(config), heldout_tasks(config)
+    console.print(
+        f"{len(candidates)} candidate tasks and {len(heldout)} held-out ones are sound, and the ports are free: "
+        f"can start in {config.path}",
+        highlight=False,
+    )
 
 
 class Job:
@@ -67,7 +89,7 @@ class Job:
         self.config = config
         self.arguments = arguments
         self.watch = Stopwatch(config.path)
-        self.url = config.actor.urls[0] if config.actor.urls else f"http://127.0.0.1:{config.actor.port}"
+        self.urls = [url.rstrip("/") for url in actor_urls((), config)]
 
     async def run(self) -> None:
         folder = self.config.path
@@ -101,7 +123,7 @@ class Job:
     async def _probe(self) -> None:
         if not (self.config.path / "pool.json").exists():
             with self._stage("probe"):
-                await foreground(console, "probe", *self.arguments, "--actors", self.url)
+                await foreground(console, "probe", *self.arguments, *self._actors)
                 await foreground(console, "select", *self.arguments)
 
     async def _train(self) -> None:
@@ -112,9 +134,15 @@ class Job:
         with self._stage("train"):
             learner = self._child("learner")
             async with background(learner):
-                await foreground(console, "rollouts", *self.arguments, "--actors", self.url)
-                with trio.fail_after(self.config.learner.batch_timeout):
+                await foreground(console, "rollouts", *self.arguments, *self._actors)
+                bound = self.config.learner.batch_timeout
+                with trio.move_on_after(bound) as scope:
                     await learner.finished.wait()
+                if scope.cancelled_caught:
+                    raise ChildFailed(
+                        f"bin/learner did not end within learner.batch_timeout = {bound:g} s of the last batch:\n"
+                        + tail(learner.log)
+                    )
 
     async def _evaluate(self, label: str, version: int) -> None:
         marker = self.config.path / "evaluation" / f"{label}.done"
@@ -129,7 +157,7 @@ class Job:
                 console,
                 "evaluate",
                 *self.arguments,
-                *("--tasks", "heldout", "--repeat", str(self.config.evaluation.repeat), "--actors", self.url),
+                *self._actors,
                 *("--label", label, "--policy-version", str(version)),
             )
         marker.touch()
@@ -144,24 +172,25 @@ class Job:
             )
 
     async def _up(self) -> None:
-        """Wait until the actor's server answers, whatever weights it holds."""
-        async with self._waiting_for_actor("answers"), httpx.AsyncClient() as client:
-            while True:
-                try:
-                    if (await client.get(f"{self.url}/health")).is_success:
-                        return
-                except httpx.TransportError:
-                    pass
-                await trio.sleep(0.2)
+        """Wait until every actor's server answers, whatever weights it holds."""
+        # Proxies of the environment are for the outside world, never for a policy server.
+        async with self._waiting_for_actor("answers"), httpx.AsyncClient(trust_env=False) as client:
+            for url in self.urls:
+                while not await _healthy(client, url):
+                    await trio.sleep(0.2)
 
     async def _serving(self, version: int) -> None:
-        """Wait until an actor serves ``version``, proven."""
+        """Wait until every actor serves ``version``, proven."""
         async with (
             self._waiting_for_actor(f"serves version {version}"),
             connect(self.config.nats, self.config.run) as bus,
         ):
-            while not any(actor.serving and actor.version == version for actor in await bus.actors()):
+            while not self._all_at(version, await bus.actors()):
                 await trio.sleep(0.2)
+
+    def _all_at(self, version: int, actors: Sequence[ActorStatus]) -> bool:
+        serving = {actor.url for actor in actors if actor.serving and actor.version == version}
+        return serving.issuperset(self.urls)
 
     @asynccontextmanager
     async def _waiting_for_actor(self, until: str) -> AsyncIterator[None]:
@@ -172,12 +201,23 @@ class Job:
             log = self.config.path / "logs" / "actor.log"
             raise ChildFailed(f"no actor {until} after actor.start_timeout = {bound:g} s:\n{tail(log)}")
 
+    @property
+    def _actors(self) -> tuple[str, ...]:
+        return ("--actors", ",".join(self.urls))
+
     def _child(self, verb: str) -> Child:
         return Child(verb, self.arguments, self.config.path / "logs" / f"{verb}.log", console)
 
-    def _stage(self, name: str):
+    def _stage(self, name: str) -> AbstractContextManager[None]:
         console.rule(f"[bold]{name}", align="left")
         return self.watch.stage(name)
+
+
+async def _healthy(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(f"{url}/health")).is_success
+    except httpx.TransportError:
+        return False
 
 
 if __name__ == "__main__":

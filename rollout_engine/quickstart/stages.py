@@ -20,18 +20,25 @@ from rollout_engine.errors import ConfigurationError
 
 def claim_folder(config: Config) -> None:
     """Mark the run's folder as this configuration's; raise :class:`ConfigurationError` if it is another's."""
-    marker = config.path / "config.json"
-    if marker.exists():
-        known = json.loads(marker.read_text())
-        changed = sorted(_differences(known, msgspec.to_builtins(config)))
-        if changed:
-            raise ConfigurationError(
-                f"{config.path} was made with another configuration ({', '.join(changed)} differ). "
-                "Start over with --fresh, or choose another run id with --set run=NAME"
-            )
-        return
+    check_folder(config)
     config.path.mkdir(parents=True, exist_ok=True)
-    marker.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    _marker(config).write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+
+
+def check_folder(config: Config) -> None:
+    """Raise :class:`ConfigurationError` if the run's folder is another configuration's."""
+    if not _marker(config).exists():
+        return
+    changed = sorted(_differences(json.loads(_marker(config).read_text()), msgspec.to_builtins(config)))
+    if changed:
+        raise ConfigurationError(
+            f"{config.path} was made with another configuration ({', '.join(changed)} differ). "
+            "Start over with --fresh, or choose another run id with --set run=NAME"
+        )
+
+
+def _marker(config: Config) -> Path:
+    return config.path / "config.json"
 
 
 def _differences(old: dict, new: dict, prefix: str = "") -> Iterator[str]:

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
 import trio
 from rich.console import Console
 
-from rollout_engine.quickstart.children import Child, ChildFailed, background, foreground
+from rollout_engine.quickstart.children import ROOT, Child, ChildFailed, background, foreground
 
 QUIET = Console(quiet=True)
 
@@ -71,3 +72,19 @@ async def test_a_foreground_verb_reports_its_exit_code():
         await foreground(QUIET, "_python", "engine", "-c", "raise SystemExit(7)")
     with pytest.raises(ChildFailed, match="was killed 6 times"):
         await foreground(QUIET, "_python", "engine", "-c", f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
+
+
+def test_a_foreground_verb_ends_when_we_are_killed(tmp_path):
+    pid = tmp_path / "pid"
+    verb = f"import os, time; open({str(pid)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(600)"
+    code = f"""
+import trio
+from rich.console import Console
+from rollout_engine.quickstart.children import foreground
+trio.run(foreground, Console(quiet=True), "_python", "engine", "-c", {verb!r})
+"""
+    parent = subprocess.Popen([ROOT / "bin/_python", "engine", "-c", code])
+    trio.run(until, lambda: pid.exists() and pid.read_text().endswith(" "))
+    parent.kill()
+    parent.wait()
+    trio.run(until, lambda: not alive(int(pid.read_text())))
