@@ -1,5 +1,9 @@
 """What the learner refuses, as types that cost nothing to import."""
 
 
+class WarmStartError(RuntimeError):
+    """The warm start ended with a policy that can't copy."""
+
+
 class BatchError(RuntimeError):
     """A logged batch that can't be trained on: it contradicts itself, or the policy it should come from."""

@@ -1,64 +1,46 @@
-"""bin/learner: train the policy on the batches of a run, live or from exported logs."""
+"""``bin/learner``: train the policy on the batches of a run, live or from exported logs.
+
+A learner that was killed goes on from its last checkpoint: run the same command again.
+"""
 
 from __future__ import annotations
 
-import sys
+import asyncio
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 
 from learner.errors import BatchError
-from protocol.config import Config, ConfigError, dump, load
-from protocol.errors import BusError
-from protocol.log import LogError
+from protocol.cli.failures import PROTOCOL_FAULTS, exit_on_known_fault
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
+from protocol.config import Config, dump, load
 
-app = App(name="learner", help="Train the policy on the batches of a run.")
+app = verb("learner", __doc__)
+console = Console()
 
 
 @app.default
-def main(
+def learner(
     *,
-    config: Path,
-    set: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    mesh: str | None = None,
-    replay: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
-) -> int:
-    """Train the policy on the batches of a run.
-
-    Parameters
-    ----------
-    config
-        The run's configuration, a YAML file.
-    set
-        KEY.PATH=VALUE: change one value of it; may be given again.
-    mesh
-        DATAxMODEL, for example 3x8; short for --set learner.mesh=3x8.
-    replay
-        Exported log files to train from instead of the live run.
-    dry_run
-        Print the resolved configuration, what it means and what a device must hold; start nothing.
-    """
-    console, errors = Console(), Console(stderr=True)
-    try:
+    config: ConfigOption,
+    mesh: Annotated[str | None, Parameter(help="DATAxMODEL, such as 3x8: short for --set learner.mesh=3x8.")] = None,
+    replay: Annotated[
+        tuple[Path, ...], Parameter(consume_multiple=True, help="Train from these exported logs, without a live run.")
+    ] = (),
+    set: SetOption = (),
+    dry_run: DryRunOption = False,
+) -> None:
+    """Train until the run's last step, or the end of the exported logs."""
+    stopped = "stopped; the same command goes on from the last checkpoint"
+    with exit_on_known_fault("learner", (*PROTOCOL_FAULTS, BatchError), stopped):
         resolved = load(config, [*set, *([f"learner.mesh={mesh}"] if mesh else [])])
-        if dry_run:
-            _dry_run(resolved, console)
-        else:
-            _train(resolved, replay, console)
-    except (ConfigError, BusError, LogError, BatchError) as error:
-        errors.print(f"[red]learner:[/] {error}", highlight=False, soft_wrap=True)
-        return 2
-    except KeyboardInterrupt:
-        errors.print("learner: stopped; the same command goes on from the last checkpoint")
-        return 130
-    return 0
+        (_dry_run if dry_run else _train)(resolved, replay)
 
 
-def _train(config: Config, replay: tuple[Path, ...], console: Console) -> None:
+def _train(config: Config, replay: tuple[Path, ...]) -> None:
     # JAX takes seconds to import: a wrong key in the configuration should not wait for it.
     import jax
 
@@ -80,14 +62,27 @@ def _train(config: Config, replay: tuple[Path, ...], console: Console) -> None:
         trainer.run(steps)
 
 
-def _dry_run(config: Config, console: Console) -> None:
+def _dry_run(config: Config, replay: tuple[Path, ...]) -> None:
+    from learner.batches import LogBatches
     from learner.dry_run import device_memory, table
 
-    console.print(dump(config), highlight=False, soft_wrap=True)
-    memory = device_memory(config)
-    console.print(table(config, memory))
-    console.print(f"fingerprint {config.fingerprint()}: can start", highlight=False)
+    console.print(dump(config), markup=False, highlight=False, soft_wrap=True)
+    console.print(table(config, device_memory(config)))
+    if replay:
+        steps = LogBatches(replay).steps
+        source = f"the logs hold the batches of {len(steps)} steps"
+    else:
+        asyncio.run(_reach(config))
+        source = "NATS answers"
+    console.print(f"{source}; fingerprint {config.fingerprint()}: can start", highlight=False)
+
+
+async def _reach(config: Config) -> None:
+    from protocol.bus import connect
+
+    async with connect(config.nats, config.run):
+        pass
 
 
 if __name__ == "__main__":
-    sys.exit(app(result_action="return_value"))
+    app()

@@ -26,6 +26,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from learner.errors import WarmStartError
 from learner.models.huggingface import param_shapes, read_config
 from learner.models.qwen3 import Qwen3, Qwen3Config, head
 from learner.packing import Microbatch, Stream, pack
@@ -41,10 +42,6 @@ TRAIN_ON_ABOVE, REFUSE_ABOVE = 0.10, 0.20
 """Of demonstrations with any wrong copy. Imperfect ones keep this above zero for ever: where a sloppy agent takes
 another amount that begins alike, the likeliest digit may be that one's."""
 CHECK_EVERY = 50
-
-
-class WarmStartError(RuntimeError):
-    """The warm start ended with a policy that can't copy."""
 
 
 @dataclass(frozen=True)

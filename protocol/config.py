@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 import yaml
 from msgspec import Meta
+
+from protocol import strict_yaml
 
 Positive = Annotated[int, Meta(gt=0)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -71,7 +75,7 @@ class Limits(_Section):
 
 class SamplingConfig(_Section):
     temperature: Annotated[float, Meta(gt=0)] = 1.0
-    top_k: int = -1
+    top_k: Annotated[int, Meta(ge=-1)] = -1
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
@@ -199,7 +203,7 @@ class Evaluation(_Section):
 
 class Config(_Section):
     run: str
-    seed: int = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     folder: str = "runs"
     """A run's files live in ``folder/run``."""
     nats: Nats = Nats()
@@ -228,10 +232,10 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Confi
     Raises :class:`ConfigError` naming the file, the key, and the nearest known name of an unknown key.
     """
     try:
-        tree = yaml.safe_load(Path(path).read_text())
+        tree = strict_yaml.read(Path(path).read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: a run configuration is a mapping, not {type(tree).__name__}")
@@ -246,6 +250,8 @@ def resolve(tree: dict[str, Any], source: str = "configuration") -> Config:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(str(error))}") from error
+    if endless := _not_finite(msgspec.to_builtins(config)):
+        raise ConfigError(f"{source}: {endless} must be a finite number")
     if not re.fullmatch(r"[a-z0-9-]+", config.run):
         raise ConfigError(f"{source}: run {config.run!r} is not a slug: lower-case letters, digits and hyphens")
     if config.rollout.max_groups < config.rollout.groups:
@@ -261,18 +267,24 @@ def resolve(tree: dict[str, Any], source: str = "configuration") -> Config:
         )
     if config.rollout.user.kind == "llm" and not (config.rollout.user.endpoint and config.rollout.user.model):
         raise ConfigError(f"{source}: rollout.user.kind is llm, so rollout.user.endpoint and .model must be set")
+    for key, url in [
+        ("rollout.user.endpoint", config.rollout.user.endpoint),
+        *(("actor.urls", u) for u in config.actor.urls),
+    ]:
+        if url and not _is_http(url):
+            raise ConfigError(f"{source}: {key}: {url!r} is no URL, for example http://127.0.0.1:8000")
     return config
 
 
 def dump(config: Config) -> str:
     """The resolved configuration as YAML, with its fingerprint in a comment."""
     tree = msgspec.to_builtins(config)
-    return f"# fingerprint {config.fingerprint()}\n" + yaml.safe_dump(tree, sort_keys=False)
+    return f"# fingerprint {config.fingerprint()}\n" + strict_yaml.write(tree)
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, sign, value = override.partition("=")
-    if not sign or not key:
+    if not sign or not all(key.split(".")):
         raise ConfigError(f"override {override!r} is not KEY=VALUE, for example learner.optimizer.learning_rate=1e-6")
     *parents, leaf = key.split(".")
     node = tree
@@ -280,18 +292,26 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             raise ConfigError(f"override {override!r}: {name} is a value, not a section")
-    node[leaf] = _scalar(value)
+    try:
+        node[leaf] = strict_yaml.read(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not YAML: {error}") from error
 
 
-def _scalar(text: str) -> Any:
-    # YAML 1.1 reads 1e-6 as a string; people write it as a number.
-    value = yaml.safe_load(text)
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:  # half a bracket, a port beyond 65535
+        return False
+
+
+def _not_finite(tree: Any, key: str = "") -> str | None:
+    """The key of an infinite number or NaN: no bound, and no number that JSON can write."""
+    if isinstance(tree, dict):
+        found = (_not_finite(value, f"{key}.{name}".lstrip(".")) for name, value in tree.items())
+        return next(filter(None, found), None)
+    return key if isinstance(tree, float) and not math.isfinite(tree) else None
 
 
 def _explain(message: str) -> str:

@@ -114,6 +114,20 @@ class NatsServer:
             self._watcher = threading.Thread(target=self._watch, name="nats-supervisor", daemon=True)
             self._watcher.start()
 
+    def check(self) -> None:
+        """Raise :class:`ServerError` where :meth:`start` can't succeed: no binary, or another's port."""
+        find_binary()
+        name = self._server_name()
+        if name not in (None, self.name):
+            raise ServerError(f"another NATS server ({name}) answers at {self.url}: choose another port")
+        if name is None:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((self.host, self.port))
+                except OSError as error:
+                    raise ServerError(f"can't listen at {self.url} ({error.strerror}): choose another port") from error
+
     def stop(self) -> None:
         """End the server (if it is ours) and wait for it."""
         self._stopping.set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import httpx
@@ -138,23 +139,28 @@ def _diagnosis(batch: Batch, wanted: int, bound: int) -> str:
     )
 
 
+def load_template(config: Config) -> ChatTemplate:
+    """The model's chat template; raises :class:`ConfigurationError` where its episodes can't be played."""
+    longest = config.rollout.limits.episode_tokens
+    if longest > config.model.max_model_len:
+        raise ConfigurationError(
+            f"rollout.limits.episode_tokens ({longest}) is above model.max_model_len "
+            f"({config.model.max_model_len}), so the actor would refuse the end of long episodes"
+        )
+    return ChatTemplate.from_folder(model_folder(config))
+
+
 @asynccontextmanager
 async def open_setup(config: Config, policy: Policy) -> AsyncIterator[EpisodeSetup]:
     """What episodes share, around a given policy."""
-    template = ChatTemplate.from_folder(model_folder(config))
-    limits, sampling = config.rollout.limits, config.rollout.sampling
-    if limits.episode_tokens > config.model.max_model_len:
-        raise ConfigurationError(
-            f"rollout.limits.episode_tokens ({limits.episode_tokens}) is above model.max_model_len "
-            f"({config.model.max_model_len}), so the actor would refuse the end of long episodes"
-        )
+    template, sampling = load_template(config), config.rollout.sampling
     async with httpx.AsyncClient() as client:
         yield EpisodeSetup(
             policy=policy,
             template=template,
             make_user=lambda task: make_user(config.rollout.user, task, client),
             sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p),
-            limits=limits,
+            limits=config.rollout.limits,
         )
 
 
@@ -174,7 +180,7 @@ async def open_runner(config: Config, actor_urls: Sequence[str], version: int = 
         yield runner
 
 
-def model_folder(config: Config):
+def model_folder(config: Config) -> Path:
     """The base model's folder; a relative one lies in the run's folder."""
     if not config.model.folder:
         raise ConfigurationError("model.folder is empty: name a Hugging Face model folder")

@@ -23,17 +23,18 @@ PROTOCOL_FAULTS: Faults = (BusError, ConfigError, LogError, ServerError)
 
 
 @contextmanager
-def exit_on_known_fault(verb: str, known: Faults = PROTOCOL_FAULTS) -> Iterator[None]:
-    """Report a fault of ``known``, alone or in exception groups, and exit with 2; exit with 130 on Ctrl-C."""
+def exit_on_known_fault(verb: str, known: Faults = PROTOCOL_FAULTS, stopped: str = "stopped") -> Iterator[None]:
+    """Report a fault of ``known``, alone or in exception groups, and exit with 2; say ``stopped`` and exit with 130
+    on Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
-        sys.exit(130)
+        fail(verb, stopped, 130)
     except known as error:
         fail(verb, str(error))
     except BaseExceptionGroup as group:
         if group.subgroup(KeyboardInterrupt):
-            sys.exit(130)
+            fail(verb, stopped, 130)
         faults, defects = group.split(known)
         if defects is not None or faults is None:
             raise
@@ -47,7 +48,7 @@ def leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def fail(verb: str, message: str) -> NoReturn:
-    """Print ``verb: message`` to standard error and exit with 2."""
+def fail(verb: str, message: str, code: int = 2) -> NoReturn:
+    """Print ``verb: message`` to standard error and exit with ``code``."""
     Console(stderr=True, soft_wrap=True).print(f"{verb}: {message}", markup=False, highlight=False)
-    sys.exit(2)
+    sys.exit(code)

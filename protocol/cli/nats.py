@@ -1,4 +1,7 @@
-"""``bin/nats``: a NATS server with JetStream on disk, kept running until Ctrl-C."""
+"""``bin/nats``: a NATS server with JetStream on disk, kept running until Ctrl-C.
+
+A server that dies is started again; the log of a run survives either way.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def nats(
     set: SetOption = (),
     dry_run: Annotated[bool, Parameter(help="Say what would be started, and check that it can be.")] = False,
 ) -> None:
-    """Serve a run's log. A server that dies is started again; the log survives either way."""
+    """Serve a run's log."""
     with exit_on_known_fault("nats"):
         resolved = configuration.load(config, set) if config is not None else None
         if folder is None and resolved is None:
@@ -43,6 +46,7 @@ def nats(
         if dry_run:
             if resolved is not None:
                 console.print(configuration.dump(resolved), markup=False)
+            server.check()
             console.print(f"{find_binary()} would serve {server.folder} at {server.url}")
             return
         _serve(server)

@@ -28,6 +28,7 @@ from protocol.subjects import check_run
 app = verb("trajectories", __doc__)
 console = Console()
 
+RunArgument = Annotated[str, Parameter(help="The run's id.")]
 NatsOption = Annotated[str | None, Parameter(name="--nats", help="URL of the NATS server; nats://127.0.0.1:4222.")]
 ConfigOption = Annotated[Path | None, Parameter(name="--config", help="The run's YAML file, for its nats section.")]
 FilesOption = Annotated[
@@ -37,11 +38,11 @@ FilesOption = Annotated[
 
 @app.command(name="list")
 def list_(
-    run: str,
+    run: RunArgument,
     *,
     step: Annotated[int | None, Parameter(help="Only this step.")] = None,
     family: Annotated[str | None, Parameter(help="Only tasks of this family.")] = None,
-    failed: Annotated[bool, Parameter(help="Only those below full reward.", negative="")] = False,
+    failed: Annotated[bool, Parameter(help="Only those below full reward.")] = False,
     nats: NatsOption = None,
     config: ConfigOption = None,
     files: FilesOption = (),
@@ -97,7 +98,7 @@ async def _show(id: str, nats: Nats, files: tuple[Path, ...]) -> None:
 
 @app.command
 def export(
-    run: str,
+    run: RunArgument,
     *,
     out: Annotated[Path, Parameter(help="Folder for the files, one a step.")],
     first: Annotated[int | None, Parameter(help="First step.")] = None,

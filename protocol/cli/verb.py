@@ -30,6 +30,6 @@ def verb(name: str, help: str | None) -> App:
 
 
 def _shown_default(value: Any) -> str | None:
-    if value in ((), "", False, None):
+    if value is None or value is False or value in ((), ""):
         return None
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,4 +1,7 @@
-"""``bin/actor``: one vLLM server, kept at the policy version that the learner announces."""
+"""``bin/actor``: one vLLM server, started or attached to, kept at the policy version that the learner announces.
+
+It serves rollouts only while its log-probabilities on a probe sequence equal the learner's.
+"""
 
 from __future__ import annotations
 

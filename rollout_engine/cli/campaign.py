@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from protocol.config import Config
+from rollout_engine.cli.options import split_urls
 from rollout_engine.engine import open_runner
 from rollout_engine.environments.task import Task
 from rollout_engine.evaluation.attempts import AttemptFile, AttemptRow, PolicyStamp, good_rows, weights_digest
@@ -21,11 +22,13 @@ from rollout_engine.evaluation.files import transcripts_file
 from rollout_engine.evaluation.repeats import missing_keys, run_attempts
 from rollout_engine.evaluation.transcripts import open_transcripts, write_transcript
 
+_LINES = 20
+"""A campaign's lines of progress where no bar can be drawn."""
 
-def split_urls(actors: Sequence[str], config: Config) -> list[str]:
-    """URLs from ``--actors A,B`` or ``--actors A B``; without any, the configuration's, or its own server's."""
-    urls = [url for item in actors for url in item.split(",") if url]
-    return urls or list(config.actor.urls) or [f"http://127.0.0.1:{config.actor.port}"]
+
+def actor_urls(actors: Sequence[str], config: Config) -> list[str]:
+    """Where to find a policy: the URLs of ``--actors``, else the configuration's, else its own server's."""
+    return split_urls(actors) or list(config.actor.urls) or [f"http://{config.actor.host}:{config.actor.port}"]
 
 
 def stamp(label: str, version: int, weights: Path | None) -> PolicyStamp:
@@ -60,6 +63,9 @@ async def run_campaign(
                     file.append(row)
                     tally.add(row)
                     progress.update(bar, advance=1, note=str(tally))
+                    ran = int(progress.tasks[bar].completed)
+                    if not console.is_terminal and ran % max(1, total // _LINES) == 0:
+                        console.print(f"{scope}: {ran}/{total}  {tally}", highlight=False)
 
                 await run_attempts(
                     tasks,

@@ -1,4 +1,8 @@
-"""``bin/evaluate``: every task K times with one policy, and its figures."""
+"""``bin/evaluate``: every task K times with one policy, and its figures.
+
+A rerun runs what is missing or failed. Figures are printed only when every task has each attempt exactly once, with a
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from rich.console import Console
 from protocol import config as configuration
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
 from protocol.config import Config
-from rollout_engine.cli.campaign import check_campaign, run_campaign, split_urls, stamp
+from rollout_engine.cli.campaign import actor_urls, check_campaign, run_campaign, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.cli.options import ActorsOption, RepeatOption, TasksOption, WeightsOption
 from rollout_engine.environments.task import Task
@@ -41,10 +45,7 @@ def evaluate(
     set: SetOption = (),
     dry_run: DryRunOption = False,
 ) -> None:
-    """Run REPEAT attempts of every task; a rerun runs what is missing or failed.
-
-    Prints figures only when every task has each attempt exactly once, with a verdict.
-    """
+    """Run REPEAT attempts of every task."""
     with exit_on_known_fault("evaluate"):
         resolved = configuration.load(config, set)
         if dry_run:
@@ -53,7 +54,7 @@ def evaluate(
         attempts = checked_repeat(resolved, repeat)
         path = out or evaluation_file(resolved, label)
         policy = stamp(label, policy_version, weights)
-        trio.run(_evaluate, resolved, chosen, attempts, path, policy, split_urls(actors, resolved), dry_run)
+        trio.run(_evaluate, resolved, chosen, attempts, path, policy, actor_urls(actors, resolved), dry_run)
 
 
 async def _evaluate(

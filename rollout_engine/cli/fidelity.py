@@ -1,6 +1,6 @@
 """``bin/fidelity``: are the tokens of a run what the template writes, and its log-probabilities the learner's?
 
-Reads every trajectory of the run's log and every transcript of its campaigns.
+Reads every trajectory of the run's log and every transcript of its campaigns; exits with 1 when any breaks a rule.
 """
 
 from __future__ import annotations

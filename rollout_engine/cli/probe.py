@@ -1,4 +1,7 @@
-"""``bin/probe``: try every candidate task a few times with the base policy."""
+"""``bin/probe``: try every candidate task curation.attempts times with the base policy, onto RUN/probe.jsonl.
+
+A rerun runs what is missing or failed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rich.markup import escape
 from protocol import config as configuration
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
 from protocol.config import Config
-from rollout_engine.cli.campaign import check_campaign, run_campaign, split_urls, stamp
+from rollout_engine.cli.campaign import actor_urls, check_campaign, run_campaign, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.cli.options import ActorsOption, WeightsOption
 from rollout_engine.curation.candidates import training_candidates
@@ -35,12 +38,12 @@ def probe(
     set: SetOption = (),
     dry_run: DryRunOption = False,
 ) -> None:
-    """Run curation.attempts attempts of every candidate onto RUN/probe.jsonl; a rerun runs what is missing."""
+    """Run the campaign, and say whether selection can do with it."""
     with exit_on_known_fault("probe"):
         resolved = configuration.load(config, set)
         if dry_run:
             console.print(configuration.dump(resolved), markup=False, highlight=False)
-        trio.run(_probe, resolved, split_urls(actors, resolved), stamp(label, 0, weights), dry_run)
+        trio.run(_probe, resolved, actor_urls(actors, resolved), stamp(label, 0, weights), dry_run)
 
 
 async def _probe(config: Config, urls: list[str], policy: PolicyStamp, dry_run: bool) -> None:

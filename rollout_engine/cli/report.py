@@ -1,4 +1,7 @@
-"""``bin/report``: the table, ``report.json`` and the HTML page of a run."""
+"""``bin/report``: the base and the trained policy over the same tasks: a table, ``report.json`` and an HTML page.
+
+Refuses campaigns with gaps.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def report(
     ] = (),
     set: SetOption = (),
 ) -> None:
-    """Compare the base and the trained policy over the same tasks; refuses campaigns with gaps."""
+    """Write both files into the run's folder and print the tables."""
     with exit_on_known_fault("report"):
         resolved = configuration.load(config, set)
         before = base or files.evaluation_file(resolved, "base")

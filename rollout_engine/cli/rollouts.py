@@ -1,4 +1,8 @@
-"""``bin/rollouts``: run the engine of one training run until its last step has a manifest."""
+"""``bin/rollouts``: run the engine of one training run until its last step has a manifest.
+
+Episodes run in groups, are graded and published; each step ends with its batch. An engine that was killed goes on
+where it was: run the same command again.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
 from protocol.config import Config
 from rollout_engine.actors.pool import ActorPool
 from rollout_engine.cli.failures import exit_on_known_fault
+from rollout_engine.cli.options import split_urls
 from rollout_engine.cli.progress import StepDisplay
 from rollout_engine.curation.pool import load_pool
-from rollout_engine.engine import Engine, model_folder, open_setup
-from rollout_engine.tokens.template import ChatTemplate
+from rollout_engine.engine import Engine, load_template, open_setup
 
 app = verb("rollouts", __doc__)
 console = Console()
@@ -29,16 +33,19 @@ def rollouts(
     *,
     config: ConfigOption,
     actors: Annotated[
-        str, Parameter(help="URLs of actors, separated by commas. Empty: those registered on the bus.")
-    ] = "",
+        tuple[str, ...],
+        Parameter(
+            consume_multiple=True,
+            help="URLs of actors, separated by commas or blanks. Without any: those registered on the bus.",
+        ),
+    ] = (),
     set: SetOption = (),
     dry_run: DryRunOption = False,
 ) -> None:
-    """Run episodes in groups, grade them, and publish trajectories and batches."""
-    urls = [url for url in actors.split(",") if url]
+    """Run every step that has no manifest on the log yet."""
     with exit_on_known_fault("rollouts"):
         resolved = configuration.load(config, set)
-        trio.run(_dry_run if dry_run else _run, resolved, urls)
+        trio.run(_dry_run if dry_run else _run, resolved, split_urls(actors))
 
 
 async def _run(config: Config, urls: Sequence[str]) -> None:
@@ -56,7 +63,7 @@ async def _run(config: Config, urls: Sequence[str]) -> None:
 async def _dry_run(config: Config, urls: Sequence[str]) -> None:
     console.print(configuration.dump(config), markup=False, highlight=False)
     pool = load_pool(config)
-    ChatTemplate.from_folder(model_folder(config))
+    load_template(config)
     async with connect(config.nats, config.run) as bus, ActorPool.on_bus(bus, config, urls):
         console.print(f"pool: {len(pool)} tasks; NATS and the actors answer")
 

@@ -1,4 +1,7 @@
-"""``bin/select``: keep the candidate tasks that the base policy can learn from."""
+"""``bin/select``: keep the candidate tasks that the base policy can learn from.
+
+Bands the probed candidates by their posteriors and writes the training pool onto RUN/pool.json.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def select(
     ] = None,
     set: SetOption = (),
 ) -> None:
-    """Band the probed candidates by their posteriors and write the pool onto RUN/pool.json."""
+    """Select the pool, write it, and print the histogram of bands."""
     with exit_on_known_fault("select"):
         resolved = configuration.load(config, set)
         pool = select_pool(resolved, _read_ids(exclude) if exclude else frozenset())

@@ -75,7 +75,9 @@ def list_tasks(
 
 
 @app.command
-def show(id: str, *, file: FileOption = None) -> None:
+def show(
+    id: Annotated[str, Parameter(help="The task, as bin/tasks list prints it.")], *, file: FileOption = None
+) -> None:
     """Print a task: what the user says and knows, its rows, the oracle, the changes it must leave, the slips."""
     with exit_on_known_fault("tasks"):
         _show(_in_file(id, file) if file else find_task(id))

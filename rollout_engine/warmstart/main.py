@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from protocol import config as configuration
-from protocol.cli.verb import ConfigOption, SetOption, verb
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
 from protocol.config import Config
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.engine import model_folder
@@ -39,16 +39,27 @@ def demonstrations(
     *,
     config: ConfigOption,
     set: SetOption = (),
+    dry_run: DryRunOption = False,
 ) -> None:
     """Write the base model's folder (without weights) and demonstrations.npz into it."""
     with exit_on_known_fault("demonstrations"):
-        trio.run(_make, configuration.load(config, set))
+        resolved = configuration.load(config, set)
+        folder = model_folder(resolved)
+        if dry_run:
+            console.print(configuration.dump(resolved), markup=False, highlight=False)
+            console.print(f"{len(_tasks(resolved))} tasks to demonstrate, into {folder}", highlight=False)
+        else:
+            trio.run(_make, resolved, folder)
 
 
-async def _make(config: Config) -> None:
-    folder, wanted = model_folder(config), config.warmstart.demonstrations
-    candidates = config.tasks.train
-    tasks = generate(config.tasks.domains, "train", candidates + wanted, config.seed)[candidates:]
+def _tasks(config: Config) -> list[Task]:
+    """The tasks that follow the run's candidates."""
+    candidates, wanted = config.tasks.train, config.warmstart.demonstrations
+    return generate(config.tasks.domains, "train", candidates + wanted, config.seed)[candidates:]
+
+
+async def _make(config: Config, folder: Path) -> None:
+    tasks = _tasks(config)
     vocabulary = await make_folder(folder, tasks[:SURVEYED], config)
     template = ChatTemplate.from_folder(folder)
     rng = random.Random(config.seed)
@@ -58,7 +69,9 @@ async def _make(config: Config) -> None:
         script = choose_script(task, main_slip_rate(task), rng)
         played.append(pieces.mark(await play(template, task, script)))
     arrays = stack(played)
-    np.savez(folder / "demonstrations.npz", **arrays)
+    # A rerun of the main job takes the file for whole once it is there.
+    np.savez(folder / "demonstrations.partial.npz", **arrays)
+    (folder / "demonstrations.partial.npz").replace(folder / "demonstrations.npz")
     lengths = np.diff(arrays["offsets"])
     console.print(
         f"{len(played)} demonstrations of {lengths.mean():.0f} tokens (longest {lengths.max()}), "

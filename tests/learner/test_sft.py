@@ -6,9 +6,10 @@ import pytest
 from rich.console import Console
 from tiny import write_config
 
+from learner.errors import WarmStartError
 from learner.models.huggingface import load_params, param_shapes, read_config
-from learner.sft import Demonstrations, WarmStartError, init_params, make_optimizer, warm_start
-from learner.warmstart import main
+from learner.sft import Demonstrations, init_params, make_optimizer, warm_start
+from learner.warmstart import warmstart
 from protocol.config import ConfigError, WarmStart
 
 QUIET = Console(file=io.StringIO())
@@ -95,9 +96,19 @@ def test_loss_weights_and_copies(tmp_path):
     assert list(np.flatnonzero(stream.behaviour == 2)) == [len(stream.ids) - 2]
 
 
-def test_the_verb_names_what_is_wrong(tmp_path, monkeypatch):
-    out = io.StringIO()
-    monkeypatch.setattr("learner.warmstart.Console", lambda **options: Console(file=out, width=300))
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_the_verb_names_what_is_wrong(tmp_path, capsys, dry_run):
     (tmp_path / "c.yaml").write_text(f"run: tiny\nfolder: {tmp_path}\nmodel: {{folder: base}}\n")
-    assert main(config=tmp_path / "c.yaml") == 2
-    assert "names no model folder" in out.getvalue()
+    with pytest.raises(SystemExit) as exit:
+        warmstart(config=tmp_path / "c.yaml", dry_run=dry_run)
+    assert exit.value.code == 2 and "names no model folder" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_the_verb_reads_the_demonstrations(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text(f"run: tiny\nfolder: {tmp_path}\nmodel: {{folder: base}}\n")
+    write_config(tmp_path / "tiny/base")
+    demonstrations(tmp_path / "tiny/base/demonstrations.npz", count=7)
+    warmstart(config=tmp_path / "c.yaml", dry_run=True)
+    printed = capsys.readouterr().out
+    assert "fingerprint" in printed and "7 demonstrations" in printed
+    assert not (tmp_path / "tiny/base/model.safetensors").exists()

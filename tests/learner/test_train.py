@@ -14,6 +14,7 @@ from rich.console import Console
 from tiny import make_batch, make_config, make_model, make_streams, write_log
 
 from learner.batches import Delivery, LogBatches
+from learner.main import learner as verb
 from learner.mesh import make_mesh
 from learner.models.huggingface import load_params, param_shapes
 from learner.packing import pack
@@ -191,13 +192,14 @@ def test_replay_stops_where_the_log_does(tmp_path):
 def test_dry_run_prints_what_a_device_must_hold(tmp_path):
     arguments = replay(tmp_path, 2)
     process = learner(
-        *arguments[:2], "--dry-run", "--mesh", "2x4", env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+        *arguments, "--dry-run", "--mesh", "2x4", env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     )
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
     model = make_model(tmp_path / "again")
     count = sum(np.prod(x.shape) for x in jax.tree.leaves(param_shapes(model)))
-    assert f"{count:,} parameters on" in printed and "can start" in printed and "mesh: 2x4" in printed
+    assert f"{count:,} parameters on" in printed and "mesh: 2x4" in printed
+    assert "the logs hold the batches of 2 steps" in printed and "can start" in printed
     assert not (tmp_path / "tiny/checkpoints").exists()
 
 
@@ -207,17 +209,14 @@ def test_dry_run_prints_what_a_device_must_hold(tmp_path):
         ("learner.rows_per_microbach=3", "did you mean 'rows_per_microbatch'"),
         ("model.folder=nowhere", "names no model folder"),
         ("learner.mesh=3by8", "not DATAxMODEL"),
+        ("nats.url=nats://127.0.0.1:9", "bin/nats"),
     ],
 )
-def test_dry_run_refuses_what_cannot_start(tmp_path, change, message):
-    from learner.main import main
-
+def test_dry_run_refuses_what_cannot_start(tmp_path, capsys, change, message):
     arguments = replay(tmp_path, 2)
-    with pytest.MonkeyPatch.context() as patch:
-        out = io.StringIO()
-        patch.setattr("learner.main.Console", lambda **options: Console(file=out, width=300))
-        assert main(config=arguments[1], set=(change,), dry_run=True) == 2
-    assert message in out.getvalue()
+    with pytest.raises(SystemExit) as exit:
+        verb(config=arguments[1], set=(change, "nats.connect_timeout=1"), dry_run=True)
+    assert exit.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_the_step_uses_the_sampling_temperature(tmp_path):

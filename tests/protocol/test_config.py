@@ -37,12 +37,43 @@ def test_overrides_are_yaml_and_numbers_in_scientific_notation_are_numbers(tmp_p
         ("- a", "is a mapping, not list"),
         ("run: [", "is not YAML"),
         ("{}", "missing required field `run`"),
+        ("run: r\nseed: 1\nseed: 2", "found the key 'seed' twice"),
+        ("run: r\nlearner: {steps: 3}\nrollout: {}\nlearner: {row_tokens: 2000}", "found the key 'learner' twice"),
+        ("[" * 100_000, "is nested too deeply"),
+        ("run: r\nseed: -1", "Expected `int` >= 0 - at `seed`"),
+        ("run: r\nrollout: {limits: {episode: .inf}}", "rollout.limits.episode must be a finite number"),
+        ("run: r\nevaluation: {token_price: .nan}", "evaluation.token_price must be a finite number"),
+        (
+            "run: r\nrollout: {user: {endpoint: 'localhost:8000/v1'}}",
+            "rollout.user.endpoint: 'localhost:8000/v1' is no",
+        ),
+        ("run: r\nrollout: {user: {endpoint: 'http://[::1'}}", "rollout.user.endpoint: 'http://[::1' is no URL"),
+        ("run: r\nactor: {urls: ['http://a:1', 'http://b:99999']}", "actor.urls: 'http://b:99999' is no URL"),
     ],
 )
 def test_bad_input_names_the_key_and_the_way_out(tmp_path, text, message):
     with pytest.raises(ConfigError) as error:
         configuration.load(written(tmp_path, text))
     assert message in str(error.value)
+
+
+def test_scientific_notation_is_a_number_in_a_file_too_and_a_quoted_number_is_text(tmp_path):
+    path = written(tmp_path, "run: r\nlearner: {optimizer: {learning_rate: 1e-6}}\nfolder: '1e3'")
+    config = configuration.load(path, ['run="5"'])
+    assert (config.learner.optimizer.learning_rate, config.folder, config.run) == (1e-6, "1e3", "5")
+    assert configuration.load(written(tmp_path, configuration.dump(config))) == config
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    (tmp_path / "run.yaml").write_bytes(b"run: \xff")
+    with pytest.raises(ConfigError, match="is not YAML: 'utf-8' codec"):
+        configuration.load(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("override", ["seed=[1", "seed=*a", "learner..steps=1", ".seed=1"])
+def test_malformed_overrides_are_refused(tmp_path, override):
+    with pytest.raises(ConfigError, match="override"):
+        configuration.load(written(tmp_path, "run: r"), [override])
 
 
 def test_a_missing_file_and_a_malformed_override_are_refused(tmp_path):

@@ -17,7 +17,7 @@ def test_known_faults_become_a_message_and_an_exit_code(error, code, capsys):
     with pytest.raises(SystemExit) as exit, exit_on_known_fault("verb"):
         raise error
     assert exit.value.code == code
-    assert capsys.readouterr().err == ("verb: a [b] is wrong\n" if code == 2 else "")
+    assert capsys.readouterr().err == ("verb: a [b] is wrong\n" if code == 2 else "verb: stopped\n")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), ExceptionGroup("g", [ConfigError("x"), ZeroDivisionError()])])

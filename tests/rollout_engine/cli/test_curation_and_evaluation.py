@@ -186,8 +186,8 @@ def test_tasks_from_files(runner, run, tmp_path, capsys):
     [(("http://a,http://b",), ["http://a", "http://b"]), (("http://a", "http://b"), ["http://a", "http://b"])],
 )
 def test_urls_by_commas_or_blanks(run, given, urls):
-    assert campaign.split_urls(given, run.config) == urls
-    assert campaign.split_urls((), run.config) == ["http://127.0.0.1:8100"]
+    assert campaign.actor_urls(given, run.config) == urls
+    assert campaign.actor_urls((), run.config) == ["http://127.0.0.1:8100"]
 
 
 def test_repeat_is_at_least_one(run):
