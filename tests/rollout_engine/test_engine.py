@@ -1,0 +1,247 @@
+"""A step from an announced version to its manifest, over a log in memory: rules 1, 3, 10, 11 and 12 at the engine."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+import trio
+
+from protocol.records import Verdict
+from rollout_engine.actors.policy import Sampling
+from rollout_engine.actors.scripted import ScriptedPolicy
+from rollout_engine.engine import Engine, load_template
+from rollout_engine.environments.registry import load_tasks
+from rollout_engine.episode import EpisodeSetup
+from rollout_engine.errors import ActorError, ConfigurationError
+from rollout_engine.schedule import task_for
+from rollout_engine.users import scripted_user
+
+TASKS = load_tasks(("travel", "retail"), "train", 40, 0)
+BY_ID = {task.id: task for task in TASKS}
+GROUPS, SIZE, BOUND = 3, 4, 6
+
+
+class MemoryLog:
+    """What the engine asks of a bus. A (step, group, sample) is logged once, as on the real one."""
+
+    def __init__(self):
+        self.logged, self.batches, self.events, self.waited = {}, {}, [], []
+        self.stop_after = None
+        self.lost_acknowledgements = set()
+
+    async def trajectories(self, step):
+        return [t for (s, _, _), t in sorted(self.logged.items()) if s == step]
+
+    async def publish_trajectory(self, trajectory):
+        id = trajectory.id
+        place = (id.step, id.group, id.sample)
+        if place in self.lost_acknowledgements:
+            # Another engine's sample got there first, with its own attempt number and reward.
+            first = replace_id(trajectory, attempt=7)
+            self.logged.setdefault(place, msgspec.structs.replace(first, verdict=Verdict(0.0, ("the first",))))
+        if place in self.logged:
+            return False
+        if len(self.logged) == self.stop_after:
+            raise Killed
+        self.logged[place] = trajectory
+        return True
+
+    async def batch(self, step):
+        return self.batches.get(step)
+
+    async def publish_batch(self, batch):
+        self.batches[batch.step] = batch
+        return True
+
+    async def wait_policy(self, version):
+        self.waited.append(version)
+
+    async def emit(self, kind, data):
+        self.events.append((kind, data))
+
+
+class Killed(Exception):
+    """Stands for kill -9."""
+
+
+def replace_id(trajectory, **fields):
+    return msgspec.structs.replace(trajectory, id=msgspec.structs.replace(trajectory.id, **fields))
+
+
+class Progress:
+    """Counts what a terminal would be told."""
+
+    def __init__(self):
+        self.told = Counter()
+
+    def step(self, step):
+        self.told["step"] += 1
+
+    def episode(self, trajectory):
+        self.told["episode"] += 1
+
+    def group(self, result, state):
+        self.told["group"] += 1
+
+    def batch(self, batch):
+        self.told["batch"] += 1
+
+
+class MixedPolicy:
+    """Plays the oracle on even samples and the task's main slip on odd ones; on ``solved`` tasks always the oracle.
+
+    An episode's key is TASK#RUN/STEP/GROUP/SAMPLE/ATTEMPT, as the engine makes it.
+    """
+
+    def __init__(self, template, solved=(), failing=()):
+        self.solved, self.failing, self.started = set(solved), set(failing), []
+        self._template = template
+        self._policies = {}
+
+    async def generate(self, request):
+        task, _, place = request.episode.partition("#")
+        _, step, group, sample, attempt = place.split("/")
+        key = (int(group), int(sample), int(attempt))
+        if request.episode not in self._policies:
+            self.started.append(key)
+            wrong = int(sample) % 2 and task not in self.solved
+            script = BY_ID[task].slips[0].script if wrong else BY_ID[task].script
+            self._policies[request.episode] = ScriptedPolicy(self._template, lambda _: script, version=int(step))
+        if key in self.failing:
+            raise ActorError("the actor died")
+        return await self._policies[request.episode].generate(request)
+
+
+@pytest.fixture
+def make_engine(tiny_config, tiny_template):
+    def make(log, policy, **rollout):
+        settings = {"groups": GROUPS, "group_size": SIZE, "max_groups": BOUND, "sample_retries": 1} | rollout
+        learner = msgspec.structs.replace(tiny_config.learner, steps=2)
+        config = msgspec.structs.replace(
+            tiny_config, learner=learner, rollout=msgspec.structs.replace(tiny_config.rollout, **settings)
+        )
+        setup = EpisodeSetup(policy, tiny_template, scripted_user, Sampling(), config.rollout.limits)
+        required = []
+
+        async def require(version):
+            required.append(version)
+
+        engine = Engine(config, TASKS, setup, log, Progress(), require)
+        engine.required = required
+        return engine
+
+    return make
+
+
+def tasks_of(step, numbers):
+    return [task_for(TASKS, 0, step, number, GROUPS).id for number in numbers]
+
+
+async def test_a_run_waits_for_each_version_and_logs_each_steps_manifest(make_engine, tiny_template):
+    log, policy = MemoryLog(), MixedPolicy(tiny_template)
+    engine = make_engine(log, policy)
+    await engine.run()
+    assert log.waited == engine.required == [0, 1]
+    assert sorted(log.batches) == [0, 1] and [kind for kind, _ in log.events] == ["batch", "batch"]
+    for step, batch in log.batches.items():
+        assert batch.outcome == "full" and batch.policy_version == step
+        assert [group.task for group in batch.groups] == tasks_of(step, range(GROUPS))
+        assert all(group.rewards == (1.0, 0.0, 1.0, 0.0) for group in batch.groups)
+        assert batch.ledger.started == batch.ledger.trained == GROUPS * SIZE
+        assert all(log.logged[i.step, i.group, i.sample].id == i for g in batch.groups for i in g.trajectories)
+    assert engine.progress.told == {"step": 2, "episode": 2 * GROUPS * SIZE, "group": 2 * GROUPS, "batch": 2}
+
+
+async def test_a_step_whose_manifest_is_logged_is_not_run_again(make_engine, tiny_template):
+    log = MemoryLog()
+    await make_engine(log, MixedPolicy(tiny_template)).run()
+    again = MixedPolicy(tiny_template)
+    engine = make_engine(log, again)
+    await engine.run()
+    assert again.started == [] and engine.required == [] and not engine.progress.told
+
+
+@pytest.mark.parametrize("complete", [0, 1, 5, GROUPS * SIZE - 1])
+async def test_a_restart_in_mid_step_runs_only_the_missing_samples(make_engine, tiny_template, complete):
+    log = MemoryLog()
+    log.stop_after = complete
+    with pytest.raises(ExceptionGroup) as killed:
+        await make_engine(log, MixedPolicy(tiny_template)).run_step(0)
+    assert killed.group_contains(Killed)
+    kept = dict(log.logged)
+    assert len(kept) == complete
+    log.stop_after = None
+    policy = MixedPolicy(tiny_template)
+    batch = await make_engine(log, policy).run_step(0)
+    wanted = {(group, sample) for group in range(GROUPS) for sample in range(SIZE)}
+    assert {(g, s) for g, s, _ in policy.started} == wanted - {(g, s) for _, g, s in kept}
+    assert all(log.logged[place] is trajectory for place, trajectory in kept.items())
+    assert batch.ledger.started == batch.ledger.trained == GROUPS * SIZE
+
+
+async def test_a_sample_with_a_system_error_runs_again_alone(make_engine, tiny_template, autojump_clock):
+    log, policy = MemoryLog(), MixedPolicy(tiny_template, failing={(1, 2, 0)})
+    batch = await make_engine(log, policy).run_step(0)
+    attempts = Counter((group, sample) for group, sample, _ in policy.started)
+    assert attempts.pop((1, 2)) == 2 and set(attempts.values()) == {1}
+    assert batch.groups[1].trajectories[2].attempt == 1
+    assert batch.ledger.system_error == {"actor": 1} and batch.ledger.started == GROUPS * SIZE + 1
+
+
+async def test_a_sample_out_of_retries_has_its_group_replaced(make_engine, tiny_template, autojump_clock):
+    log, policy = MemoryLog(), MixedPolicy(tiny_template, failing={(1, 2, 0), (1, 2, 1)})
+    batch = await make_engine(log, policy).run_step(0)
+    assert [group.group for group in batch.groups] == [0, 2, 3]
+    assert batch.ledger.system_error == {"actor": 2} and batch.ledger.surplus == SIZE - 1
+    assert batch.ledger.trained == GROUPS * SIZE
+
+
+async def test_what_the_log_held_first_counts(make_engine, tiny_template):
+    log = MemoryLog()
+    log.lost_acknowledgements = {(0, 0, 0)}
+    batch = await make_engine(log, MixedPolicy(tiny_template)).run_step(0)
+    assert batch.groups[0].trajectories[0].attempt == 7
+    assert batch.groups[0].rewards == (0.0, 0.0, 1.0, 0.0)
+    assert log.logged[0, 0, 0].verdict.reasons == ("the first",)
+
+
+async def test_zero_variance_groups_are_replaced(make_engine, tiny_template):
+    log, policy = MemoryLog(), MixedPolicy(tiny_template, solved=tasks_of(0, [1]))
+    batch = await make_engine(log, policy).run_step(0)
+    assert [group.bucket for group in batch.groups] == ["trained", "zero_variance", "trained", "trained"]
+    assert batch.ledger.zero_variance == SIZE and batch.outcome == "full"
+
+
+async def test_at_the_bound_the_batch_is_short_or_the_run_stops_with_a_diagnosis(make_engine, tiny_template):
+    solved = tasks_of(0, range(1, BOUND))
+    log = MemoryLog()
+    short = await make_engine(log, MixedPolicy(tiny_template, solved), at_bound="short").run_step(0)
+    assert short.outcome == "short" and len(short.groups) == BOUND and short.ledger.trained == SIZE
+
+    log = MemoryLog()
+    with pytest.raises(ConfigurationError) as stop:
+        await make_engine(log, MixedPolicy(tiny_template, solved), at_bound="stop").run_step(0)
+    assert "only 1 of 3 groups were informative after rollout.max_groups = 6" in str(stop.value)
+    assert "5 had equal rewards (5 always solved, 0 never)" in str(stop.value)
+    assert log.batches == {} and len(log.logged) == BOUND * SIZE
+
+
+async def test_a_step_that_does_not_fill_in_time_says_so_and_keeps_its_samples(
+    make_engine, tiny_template, autojump_clock
+):
+    class Stuck(MixedPolicy):
+        async def generate(self, request):
+            if request.episode.endswith("/2/3/0"):
+                await trio.sleep_forever()
+            return await super().generate(request)
+
+    log = MemoryLog()
+    with pytest.raises(ConfigurationError, match=r"rollout.batch = 60 s: 2 of 3 groups informative, 1 pending"):
+        await make_engine(log, Stuck(tiny_template), batch=60.0).run_step(0)
+    assert len(log.logged) == GROUPS * SIZE - 1 and log.batches == {}
+
+
+def test_a_context_shorter_than_an_episode_is_refused(tiny_config):
+    model = msgspec.structs.replace(tiny_config.model, max_model_len=599)
+    with pytest.raises(ConfigurationError, match=r"episode_tokens \(600\) is above model.max_model_len \(599\)"):
+        load_template(msgspec.structs.replace(tiny_config, model=model))
