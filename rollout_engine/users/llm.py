@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import anyio
 import httpx
@@ -41,7 +42,8 @@ BACKOFF = 0.5
 """Seconds before the first retry; doubled for each further one."""
 
 _LABEL = re.compile(r"^(?:\*\*)?(?:user|customer)(?:\*\*)?\s*:(?:\*\*)?\s*", re.IGNORECASE)
-_THINKING = re.compile(r"^.*</think>", re.DOTALL)
+_THINKING = re.compile(r"^.*</think>|<think>.*$", re.DOTALL)
+_AGENT = re.compile(r"^(?:\*\*)?(?:agent|assistant)(?:\*\*)?\s*:.*", re.IGNORECASE | re.MULTILINE | re.DOTALL)
 _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "`": "`"}
 
 
@@ -67,7 +69,7 @@ class LlmUser:
         for attempt in range(RETRIES + 1):
             try:
                 response = await self._client.post(url, json=body, headers=self._headers)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 fault = f"{type(error).__name__}: {error}"
             else:
                 if response.is_success:
@@ -105,9 +107,9 @@ def prompt(context: str, messages: Sequence[Message]) -> list[dict[str, str]]:
 
 
 def clean(answer: str) -> str | None:
-    """Plain words from a model's answer: no reasoning, role label or quotes. None when it ends the
-    conversation; an empty answer is one of not knowing."""
-    text = _LABEL.sub("", _THINKING.sub("", answer).strip()).strip()
+    """Plain words from a model's answer: no reasoning (finished or not), role label or quotes, and nothing that it
+    wrote for the agent. None when it ends the conversation; an empty answer is one of not knowing."""
+    text = _LABEL.sub("", _AGENT.sub("", _THINKING.sub("", answer)).strip()).strip()
     if DONE in text:
         # Whatever came before the mark is a farewell, and nobody is left to answer it.
         return None
@@ -119,8 +121,13 @@ def clean(answer: str) -> str | None:
 def _content(response: httpx.Response) -> str:
     try:
         content = response.json()["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise UserError(f"user model answered without choices[0].message.content: {response.text[:200]}") from error
-    if content is not None and not isinstance(content, str):
+    if content is not None and not _is_text(content):
         raise UserError(f"user model answered content that is not text: {response.text[:200]}")
     return content or ""
+
+
+def _is_text(content: Any) -> bool:
+    """Whether it is text that UTF-8 can write: a JSON escape may hold half of a surrogate pair."""
+    return isinstance(content, str) and not re.search("[\ud800-\udfff]", content)

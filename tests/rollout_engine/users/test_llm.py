@@ -66,6 +66,11 @@ async def test_one_stateless_call_with_rules_context_and_visible_talk():
         ('user: "booking B417"', "booking B417"),
         ('"Customer: booking B417"', "booking B417"),
         ("<think>what do I know?</think>\nbooking B417", "booking B417"),
+        ("booking B417\n<think>is that all?", "booking B417"),
+        ("<think>what do I know", "I do not know."),
+        ("Customer: booking B417\n\nAgent: thank you .\nCustomer: <DONE>", "booking B417"),
+        ("**Assistant:** how can I help ?", "I do not know."),
+        ("the agent: who is it", "the agent: who is it"),
         ("it is the 'suite'", "it is the 'suite'"),
         ('"', '"'),
         ("", "I do not know."),
@@ -100,6 +105,15 @@ async def test_retries_are_bounded(autojump_clock):
     assert len(endpoint.requests) == 4
 
 
+async def test_a_body_that_cannot_be_decoded_is_a_user_error(autojump_clock):
+    def broken(request):
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, content=b"not gzip")
+
+    user = LlmUser(TASK, CONFIG, httpx.AsyncClient(transport=httpx.MockTransport(broken)))
+    with pytest.raises(UserError, match="DecodingError"):
+        await user.reply(TALK)
+
+
 async def test_a_refusal_is_not_retried():
     endpoint = Endpoint(httpx.Response(401, text="bad key"))
     with pytest.raises(UserError, match="status 401: bad key"):
@@ -113,6 +127,8 @@ async def test_a_refusal_is_not_retried():
         httpx.Response(200, text="<html>"),
         httpx.Response(200, json={"choices": []}),
         httpx.Response(200, json=[]),
+        httpx.Response(200, text="[" * 100_000),
+        httpx.Response(200, text='{"choices": [{"message": {"content": "\\ud800"}}]}'),
         httpx.Response(200, json={"choices": [{"message": {"content": 7}}]}),
     ],
 )
