@@ -7,6 +7,8 @@ which it is about to compute again.
 from __future__ import annotations
 
 import json
+import time
+from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +18,7 @@ from tensorboardX import SummaryWriter
 class Metrics:
     def __init__(self, folder: Path, restored_step: int, total_steps: int, console: Console):
         self.path, self.total, self.console = folder / "metrics.jsonl", total_steps, console
+        self.first, self.began = restored_step, time.monotonic()
         kept = self.path.read_text().splitlines() if self.path.exists() else []
         kept = [line for line in kept if _step(line) < restored_step]
         beside = self.path.with_name(".metrics.jsonl.part")
@@ -39,8 +42,13 @@ class Metrics:
             ]
         else:
             shown.append("no update: " + ("gradient not finite" if "grad_norm" in values else "no advantage"))
-        shown += [f"tokens {values['sampled_tokens']:.0f}", f"{values['seconds']:.1f} s"]
+        shown += [f"tokens {values['sampled_tokens']:.0f}", f"{values['seconds']:.1f} s", self._left(step)]
         self.console.print("  ".join(shown), highlight=False)
+
+    def _left(self, step: int) -> str:
+        """Time to the last step at the pace so far, waiting for batches included."""
+        pace = (time.monotonic() - self.began) / (step + 1 - self.first)
+        return f"{timedelta(seconds=round(pace * (self.total - step - 1)))} left"
 
     def close(self) -> None:
         self.board.close()

@@ -37,13 +37,17 @@ class BatchState:
     def launched(self) -> int:
         return self._launched
 
+    @property
+    def needed(self) -> int:
+        """Groups to launch now, so that the batch is full if all those pending come out informative."""
+        wanted = self._groups - self.informative - self.pending
+        return max(0, min(wanted, self._max_groups - self._launched))
+
     def launch(self) -> list[int]:
         """Numbers of the groups to launch now; they count as pending from here on."""
-        needed = self._groups - self.informative - self.pending
-        count = max(0, min(needed, self._max_groups - self._launched))
-        numbers = list(range(self._launched, self._launched + count))
-        self._launched += count
-        return numbers
+        first = self._launched
+        self._launched += self.needed
+        return list(range(first, self._launched))
 
     def settle(self, result: GroupResult) -> None:
         if result.group in self._settled or result.group >= self._launched:
@@ -53,8 +57,7 @@ class BatchState:
     @property
     def done(self) -> bool:
         """Nothing pending, and nothing more to launch."""
-        full = self.informative >= self._groups
-        return self.pending == 0 and (full or self._launched == self._max_groups)
+        return self.pending == 0 and (self.full or self._launched == self._max_groups)
 
     @property
     def full(self) -> bool:
@@ -64,8 +67,8 @@ class BatchState:
         """The manifest of the finished step; raises ``ValueError`` when its ledger does not sum."""
         if not self.done:
             raise ValueError(f"step {step} is not done: {self.pending} groups pending")
-        records, counts, errors, started = [], Counter(), Counter(), 0
-        trained = 0
+        records, counts, errors = [], Counter(), Counter()
+        started = trained = 0
         for number in sorted(self._settled):
             result = self._settled[number]
             complete = [sample for sample in result.samples if sample is not None]

@@ -55,3 +55,17 @@ def test_a_process_never_loads_what_is_not_its_own(module, absent):
     code = f"import sys, {module}; print(*(name for name in {absent.split()!r} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_one_way_to_play_an_episode_and_one_to_read_an_output():
+    """Rule 9: training, probing and evaluation run the same episode, which reads the model with the same function."""
+    users = {"run_episode": set(), "interpret": set()}
+    for file in sorted((ROOT / "rollout_engine").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                for name in users.keys() & {alias.name for alias in node.names}:
+                    users[name].add(str(file.relative_to(ROOT)))
+    assert users == {
+        "run_episode": {"rollout_engine/engine.py"},
+        "interpret": {"rollout_engine/tokens/conversation.py"},
+    }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ from protocol.bus import connect
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
 from protocol.config import Config
 from rollout_engine.actors.control import ServerControl
-from rollout_engine.actors.server import VllmServer, check_folder
+from rollout_engine.actors.server import VllmServer, check_folder, flags
 from rollout_engine.actors.sidecar import Sidecar
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.errors import ConfigurationError
@@ -83,6 +84,9 @@ async def _dry_run(config: Config, urls: tuple[str, ...]) -> None:
         check_folder(folder)
         _check_model(folder)
         VllmServer(config, Path()).check_port()
+        serve = ["bin/_python", "actor", "-m", "rollout_engine.actors.serve", *flags(config, folder.resolve())]
+        command = f"VLLM_SERVER_DEV_MODE=1 {shlex.join(serve)}"
+        console.print(f"the server by hand:\n{command}", markup=False, highlight=False, soft_wrap=True)
     async with connect(config.nats, config.run):
         console.print("NATS answers" + (f"; so do {', '.join(urls)}" if urls else "; the model's files parse"))
 

@@ -54,11 +54,8 @@ class StepDisplay:
         self._progress.update(self._step, advance=1, note=f"pass rate {mean:.2f}")
 
     def group(self, result: GroupResult, state: BatchState) -> None:
-        launched = (state.launched + max(0, self._config.rollout.groups - state.informative - state.pending)) * (
-            self._config.rollout.group_size
-        )
-        bound = self._config.rollout.max_groups * self._config.rollout.group_size
-        self._progress.update(self._step, total=min(launched, bound))
+        groups = state.launched + state.needed
+        self._progress.update(self._step, total=groups * self._config.rollout.group_size)
 
     def batch(self, batch: Batch) -> None:
         ledger = batch.ledger

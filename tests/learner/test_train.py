@@ -75,6 +75,7 @@ def test_a_batch_without_trained_groups_is_a_version_with_the_same_weights(whole
     assert digests[3] == digests[2]
     assert len(set(digests)) == 4
     assert "step 3/4" in printed and "no update: no advantage" in printed
+    assert printed.count(" left\n") == 4 and "0:00:00 left" in printed.splitlines()[-1]
     assert [m["applied"] for m in metrics(folder)] == [1, 1, 0, 1]
 
 
