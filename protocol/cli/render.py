@@ -1,6 +1,7 @@
 """A trajectory for people: what was said, what was called, what it left in the database, and why it scored.
 
-Pure: records in, rich renderables out.
+Invariant: what a record holds is shown as it is. It is never read as markup, and a control character is
+shown as its escape, so no episode can drive the terminal. Pure: records in, rich renderables out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from protocol.records import Batch, Message, RowChange, ToolCall, Trajectory
 
 _ROLE_STYLES = {"system": "dim", "user": "bold cyan", "assistant": "bold green", "tool": "bold yellow"}
 _REASON_WIDTH = 60
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def passed(trajectory: Trajectory) -> bool:
@@ -44,8 +46,8 @@ def listing(trajectories: Iterable[Trajectory], batches: Mapping[int, Batch | No
             str(id.step),
             str(id.group),
             f"{id.sample}" if id.attempt == 0 else f"{id.sample}/{id.attempt}",
-            trajectory.task,
-            Text(f"{trajectory.reward:g}", "green" if passed(trajectory) else "red"),
+            _plain(trajectory.task),
+            _plain(f"{trajectory.reward:g}", "green" if passed(trajectory) else "red"),
             str(trajectory.sampled_tokens),
             trajectory.finish,
             buckets.get(id, "-"),
@@ -60,15 +62,15 @@ def transcript(trajectory: Trajectory) -> Group:
 
 
 def _parts(trajectory: Trajectory) -> Iterator[RenderableType]:
-    yield Text(str(trajectory.id), "bold")
+    yield _plain(str(trajectory.id), "bold")
     yield _facts(trajectory)
     for message in trajectory.messages:
         yield Text()
         yield from _message(message)
     yield Text()
-    yield Text(f"reward {trajectory.reward:g}", "bold green" if passed(trajectory) else "bold red")
+    yield _plain(f"reward {trajectory.reward:g}", "bold green" if passed(trajectory) else "bold red")
     for reason in trajectory.verdict.reasons:
-        yield Text(f"  {reason}")
+        yield _plain(f"  {reason}")
     if trajectory.verdict.diff:
         yield Text()
         yield _diff(trajectory.verdict.diff)
@@ -78,8 +80,8 @@ def _facts(trajectory: Trajectory) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    table.add_row("task", trajectory.task)
-    table.add_row("policy", f"version {trajectory.policy_version}, actor {trajectory.actor or '-'}")
+    table.add_row("task", _plain(trajectory.task))
+    table.add_row("policy", _plain(f"version {trajectory.policy_version}, actor {trajectory.actor or '-'}"))
     table.add_row("finish", trajectory.finish)
     table.add_row("tokens", f"{trajectory.sampled_tokens} sampled, {trajectory.prompt_tokens} sent as prompts")
     if trajectory.started_at:
@@ -92,20 +94,20 @@ def _facts(trajectory: Trajectory) -> Table:
 
 def _message(message: Message) -> Iterator[RenderableType]:
     title = message.role if message.name is None else f"{message.role} {message.name}"
-    yield Text(title + (" (error)" if message.is_error else ""), _ROLE_STYLES[message.role])
+    yield _plain(title + (" (error)" if message.is_error else ""), _ROLE_STYLES[message.role])
     if message.reasoning:
-        yield _indented(Text(message.reasoning, "italic dim"))
+        yield _indented(_plain(message.reasoning, "italic dim"))
     if message.content:
-        yield _indented(Text(message.content, "red" if message.is_error else ""))
+        yield _indented(_plain(message.content, "red" if message.is_error else ""))
     for call in message.calls:
         yield _indented(_call(call))
 
 
 def _call(call: ToolCall) -> Text:
-    text = Text("→ ", "bold magenta").append(call.name)
+    text = _plain("→ ", "bold magenta").append(_plain(call.name))
     if call.error is not None:
-        return text.append(f"  refused: {call.error}", "red")
-    return text.append(f"({json.dumps(call.arguments, ensure_ascii=False)})", "default")
+        return text.append(_plain(f"  refused: {call.error}", "red"))
+    return text.append(_plain(f"({json.dumps(call.arguments, ensure_ascii=False)})", "default"))
 
 
 def _diff(changes: Iterable[RowChange]) -> Table:
@@ -116,13 +118,15 @@ def _diff(changes: Iterable[RowChange]) -> Table:
     table.add_column("actual", style="red", overflow="fold")
     for change in changes:
         key = ", ".join(str(part) for part in change.key)
-        table.add_row(change.table, key, change.kind, _columns(change.expected), _columns(change.actual))
+        table.add_row(
+            _plain(change.table), _plain(key), change.kind, _columns(change.expected), _columns(change.actual)
+        )
     return table
 
 
 def _columns(values: Mapping[str, object] | None) -> Text:
     lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in (values or {}).items())
-    return Text("\n".join(lines))
+    return _plain("\n".join(lines))
 
 
 def _indented(text: Text) -> Padding:
@@ -131,4 +135,8 @@ def _indented(text: Text) -> Padding:
 
 def _one_line(text: str) -> Text:
     text = " ".join(text.split())
-    return Text(text if len(text) <= _REASON_WIDTH else text[: _REASON_WIDTH - 1] + "…")
+    return _plain(text if len(text) <= _REASON_WIDTH else text[: _REASON_WIDTH - 1] + "…")
+
+
+def _plain(text: str, style: str = "") -> Text:
+    return Text(text.translate(_CONTROLS), style)

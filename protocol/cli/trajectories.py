@@ -7,6 +7,7 @@ Reads a run on a NATS server (``--nats URL``, or that of ``--config FILE``) or e
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +85,7 @@ def show(
 
 async def _show(id: str, nats: Nats, files: tuple[Path, ...]) -> None:
     run, *numbers = id.split("/")
-    if len(numbers) not in (3, 4) or not all(number.isdigit() for number in numbers):
+    if len(numbers) not in (3, 4) or not all(re.fullmatch("[0-9]{1,18}", number) for number in numbers):
         fail("trajectories", f"{id!r} is not RUN/STEP/GROUP/SAMPLE[/ATTEMPT]; bin/trajectories list RUN names them")
     step, group, sample, *attempt = map(int, numbers)
     async with open_source(_run(run), nats, files) as source:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from protocol.cli.verb import verb
 from protocol.records import ToolCall
@@ -136,7 +137,7 @@ def _summary(tasks: Sequence[Task], faults: dict[str, str]) -> Table:
     for (name, family), members in families.items():
         asks = mean(bool(task.script) and isinstance(task.script[0], Say) for task in members)
         table.add_row(
-            f"{name}/{family}",
+            Text(f"{name}/{family}"),
             str(len(members)),
             f"{median(len(task.script) for task in members):g}",
             f"{mean(len(task.oracle) for task in members):.1f}",

@@ -86,7 +86,7 @@ def family_table(report: Mapping[str, Any]) -> Table:
         change = new["pass_at_1"] - old["pass_at_1"]
         mark = Text("fell under half", "bold red") if family in halved else Text("fell", "red") if change < 0 else ""
         table.add_row(
-            family,
+            Text(family),
             str(old["tasks"]),
             f"{100 * old['pass_at_1']:.1f} → {100 * new['pass_at_1']:5.1f}",
             _minus(f"{100 * change:+.1f}"),

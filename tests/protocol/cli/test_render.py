@@ -79,3 +79,25 @@ def test_a_listing_has_a_line_for_each_with_its_bucket(make_trajectory):
     assert len(lines) == 4
     assert [line.split()[7] for line in lines[1:]] == ["trained", "trained", "-"]
     assert lines[2].rstrip().endswith("…")
+
+
+def test_hostile_text_is_neither_markup_nor_a_terminal_command(make_trajectory):
+    hostile = "[/] [bold]x[/bold] \x1b[2J\x07\x9b1m"
+    shown = "[/] [bold]x[/bold] \\x1b[2J\\x07\\x9b1m"
+    trajectory = make_trajectory(
+        "demo",
+        3,
+        1,
+        2,
+        task=hostile,
+        actor=hostile,
+        messages=(
+            Message("user", hostile),
+            Message("assistant", hostile, hostile, (ToolCall(hostile, {}), ToolCall("f", error=hostile))),
+            Message("tool", hostile, name=hostile),
+        ),
+        verdict=Verdict(0.0, (hostile,), (RowChange(hostile, (hostile,), "wrong", {hostile: 1}, {"a": 2}),)),
+    )
+    text = _text(transcript(trajectory)) + _text(listing([trajectory], {}))
+    assert not {"\x1b", "\x07", "\x9b"} & set(text)
+    assert text.count(shown) >= 9

@@ -46,6 +46,13 @@ def test_a_task_file_that_passes_by_doing_nothing_is_refused(capsys, tmp_path):
         assert "doing nothing passes" in out
 
 
+def test_a_family_of_ones_own_is_shown_as_it_is_written(capsys, tmp_path):
+    task = {**to_data(generate(["retail"], "train", 1)[0]), "family": "[/]odd"}
+    code, out, _ = run(capsys, "check", "--file", write(tmp_path, [task]))
+    assert code == 0
+    assert "retail/[/]odd" in out
+
+
 def test_export_is_a_task_file(capsys, tmp_path):
     code, out, _ = run(capsys, "export", "--count", "4", "--split", "train", "--domains", "travel")
     assert code == 0
