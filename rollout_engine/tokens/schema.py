@@ -198,7 +198,7 @@ class Compiler:
                 found = (first[at] if at < len(first) else rest).problem(part)
                 if found:
                     return f"item {at}: {found}"
-            if unique and any(same(a, b) for at, a in enumerate(value) for b in value[:at]):
+            if unique and len(set(map(_frozen, value))) < len(value):
                 return "items must differ from one another"
             return None
 
@@ -237,6 +237,15 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     return a == b
+
+
+def _frozen(value: Any) -> Any:
+    """A hashable stand-in: two are equal exactly when :func:`same` says so of their values."""
+    if isinstance(value, dict):
+        return dict, frozenset((key, _frozen(part)) for key, part in value.items())
+    if isinstance(value, list):
+        return list, tuple(map(_frozen, value))
+    return isinstance(value, bool), value
 
 
 def _typed(named: frozenset[str]) -> Check:

@@ -23,7 +23,10 @@ class ScriptedUser:
     """Answers a question that names a fact: "which booking ?" with "booking B417 ."."""
 
     def __init__(self, facts: Mapping[str, str], max_answers: int = MAX_ANSWERS) -> None:
-        self._answers = {keyword(fact): answer(fact, value) for fact, value in facts.items()}
+        self._answers: dict[str, str] = {}
+        for fact, value in facts.items():  # facts that one word asks for are told together
+            told = self._answers.get(keyword(fact))
+            self._answers[keyword(fact)] = f"{told} {answer(fact, value)}" if told else answer(fact, value)
         self._max_answers = max_answers
 
     async def reply(self, messages: Sequence[Message]) -> str | None:

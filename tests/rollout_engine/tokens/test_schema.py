@@ -106,3 +106,20 @@ def test_json_equality():
     assert not same([1], [1, 2])
     assert not same({"a": 1}, {"b": 1})
     assert json_types(2.0) == {"integer", "number"}
+
+
+@pytest.mark.parametrize(
+    ("items", "unique"),
+    [
+        ([1, True, "1", None, [1], {"a": 1}, False, 0, ""], True),
+        ([1, 1.0], False),
+        ([{"a": [1], "b": 2}, {"b": 2.0, "a": [1.0]}], False),
+        ([[True], [1]], True),
+        ([[], {}], True),
+        ([*range(50_000)], True),
+        ([*range(50_000), 0], False),
+    ],
+)
+def test_unique_items_are_told_apart_as_json_does(items, unique):
+    problem = compile_schema({"uniqueItems": True}).problem(items)
+    assert problem == (None if unique else "items must differ from one another")

@@ -35,6 +35,12 @@ async def test_answers_what_is_asked_and_ends_otherwise(agent, answer):
     assert await USER.reply(talk("please cancel my booking .", agent)) == answer
 
 
+async def test_facts_that_share_a_word_are_told_together():
+    user = ScriptedUser({"old_room": "suite", "new_room": "single", "booking_id": "B417", "other_booking_id": "B218"})
+    assert await user.reply(talk("hello", "which room ?")) == "suite . single ."
+    assert await user.reply(talk("hello", "which booking ?")) == "booking B417 . booking B218 ."
+
+
 async def test_tool_messages_are_not_seen():
     messages = [
         Message("user", "hello"),
