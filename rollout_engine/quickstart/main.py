@@ -32,7 +32,7 @@ from rollout_engine.curation.candidates import heldout_tasks, training_candidate
 from rollout_engine.engine import model_folder
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.quickstart.children import ROOT, Child, ChildFailed, background, foreground, tail
-from rollout_engine.quickstart.stages import Stopwatch, check_folder, claim_folder
+from rollout_engine.quickstart.stages import Stopwatch, check_folder, claim_folder, sole_job
 
 app = verb("quickstart", __doc__)
 console = Console()
@@ -54,17 +54,22 @@ def quickstart(
         if dry_run:
             _dry_run(resolved, fresh)
             return
-        if fresh:
-            shutil.rmtree(resolved.path, ignore_errors=True)
-        claim_folder(resolved)
-        try:
-            trio.run(Job(resolved, ("--config", str(config), *(f"--set={item}" for item in set))).run)
-        except* ChildFailed as failures:
-            for failure in leaves(failures):
-                console.print("[red]quickstart:[/] ", end="")
-                console.print(str(failure), markup=False, highlight=False)
-            console.print(GO_ON)
-            sys.exit(1)
+        with sole_job(resolved):
+            if fresh:
+                shutil.rmtree(resolved.path, ignore_errors=True)
+            claim_folder(resolved)
+            _run(Job(resolved, ("--config", str(config), *(f"--set={item}" for item in set))))
+
+
+def _run(job: Job) -> None:
+    try:
+        trio.run(job.run)
+    except* ChildFailed as failures:
+        for failure in leaves(failures):
+            console.print("[red]quickstart:[/] ", end="")
+            console.print(str(failure), markup=False, highlight=False)
+        console.print(GO_ON)
+        sys.exit(1)
 
 
 def _dry_run(config: Config, fresh: bool) -> None:
@@ -92,7 +97,6 @@ class Job:
         self.urls = [url.rstrip("/") for url in actor_urls((), config)]
 
     async def run(self) -> None:
-        folder = self.config.path
         async with background(self._child("nats")), connect(self.config.nats, self.config.run):
             await self._base()
             async with self._actor():
@@ -102,7 +106,8 @@ class Job:
                 await self._evaluate("trained", self.config.learner.steps)
             with self._stage("report"):
                 await foreground(console, "report", *self.arguments)
-        console.print(f"figures: {folder / 'report.json'}")
+        minutes = sum(self.watch.seconds.values()) / 60
+        console.print(f"{minutes:.1f} minutes over all stages", highlight=False)
 
     async def _base(self) -> None:
         folder = model_folder(self.config)

@@ -1,11 +1,12 @@
 """What each stage of the main job has left behind, and how long it took.
 
 Invariant: a stage is done when its product lies in the run's folder, whole, so a rerun goes on after the
-last finished stage; and a run's folder belongs to one configuration.
+last finished stage; and a run's folder belongs to one configuration, and to one job at a time.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from collections.abc import Iterator
@@ -16,6 +17,22 @@ import msgspec
 
 from protocol.config import Config
 from rollout_engine.errors import ConfigurationError
+
+
+@contextmanager
+def sole_job(config: Config) -> Iterator[None]:
+    """Keep other jobs off the run's folder; raise :class:`ConfigurationError` if one is at work on it."""
+    config.path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the folder: starting over deletes what is in it.
+    with (config.path.parent / f".{config.run}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another bin/quickstart is at work in {config.path}: end it first, or choose another run id with "
+                "--set run=NAME (and other ports with --set nats.url=URL, --set actor.port=N)"
+            ) from None
+        yield
 
 
 def claim_folder(config: Config) -> None:
