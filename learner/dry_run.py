@@ -1,5 +1,5 @@
 """What a run would need, found without starting it: shapes checked against the model's files, and the update
-compiled ahead of time for the named mesh, on virtual CPU devices when there are too few real ones.
+compiled ahead of time for the named mesh, on virtual CPU devices: no accelerator is taken.
 
 Invariant: nothing is allocated but what the compiler needs; the figures are the compiled program's own.
 """
@@ -38,7 +38,7 @@ class DeviceMemory:
 def device_memory(config: Config) -> DeviceMemory:
     """Raises :class:`~protocol.config.ConfigError` naming what would stop the run."""
     rows, columns = parse_mesh(config.learner.mesh)
-    _enough_devices(rows * columns)
+    _virtual_devices(rows * columns)
     mesh = make_mesh(config.learner.mesh)
     check_rows(config.learner, mesh)
     model = read_model(config)
@@ -76,7 +76,7 @@ def table(config: Config, memory: DeviceMemory) -> Table:
     return out
 
 
-def _enough_devices(count: int) -> None:
+def _virtual_devices(count: int) -> None:
     # Possible only before the first device is looked at; afterwards make_mesh says what is missing.
     try:
         jax.config.update("jax_platforms", "cpu")

@@ -30,6 +30,7 @@ import numpy as np
 from protocol.config import Loss
 
 LOG_RATIO_BOUND = 20.0
+"""Of |log rho|, so that a token the actor found all but impossible gives a finite number."""
 
 
 def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable], voting=None) -> np.ndarray:

@@ -6,6 +6,7 @@ sharding; gradients and optimizer state follow their parameter. On a 1x1 mesh ev
 
 from __future__ import annotations
 
+import math
 import re
 
 import jax
@@ -48,9 +49,7 @@ def leaf_spec(shape: tuple[int, ...], mesh: Mesh, stacked: bool = False) -> Part
         return PartitionSpec()
     by_size = sorted(range(first, len(shape)), key=lambda axis: -shape[axis])
     for names in ((DATA, MODEL), (MODEL,)):
-        parts = 1
-        for name in names:
-            parts *= mesh.shape[name]
+        parts = math.prod(mesh.shape[name] for name in names)
         for axis in by_size:
             if shape[axis] % parts == 0:
                 return PartitionSpec(*[None] * axis, names)

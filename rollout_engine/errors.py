@@ -1,13 +1,14 @@
 """The exception tree of the engine, one branch a boundary.
 
-Invariant (rule 1): what the policy can cause is never raised, it is scored. Everything here is a system
-error: the agent had no part in it, that one sample runs again, and the ledger counts it by ``kind``.
+Invariant (rule 1): what the policy can cause is never raised, it is scored. An :class:`EpisodeSystemError` is
+something that the agent had no part in: that one sample runs again, and the ledger counts it by ``kind``.
 
     EpisodeSystemError
       ActorError        the policy server: dead, unreachable, refused, timed out
       BackendError      the environment: a crashed session, a lost connection, a bound exceeded
       UserError         the simulated user's model
       GraderError       no verdict
+      EpisodeTimeout    the episode as a whole
     ConfigurationError  bad input before anything starts: names the fault and the way out
 """
 
