@@ -271,7 +271,7 @@ def resolve(tree: dict[str, Any], source: str = "configuration") -> Config:
         ("rollout.user.endpoint", config.rollout.user.endpoint),
         *(("actor.urls", u) for u in config.actor.urls),
     ]:
-        if url and not _is_http(url):
+        if url and not is_http(url):
             raise ConfigError(f"{source}: {key}: {url!r} is no URL, for example http://127.0.0.1:8000")
     return config
 
@@ -298,7 +298,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r}: the value is not YAML: {error}") from error
 
 
-def _is_http(url: str) -> bool:
+def is_http(url: str) -> bool:
+    """Whether a client can be pointed at it: a scheme, a host, and no port that can't be."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()

@@ -6,9 +6,11 @@ what another one left.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from protocol.config import Config
+from rollout_engine.errors import ConfigurationError
 
 
 def probe_file(config: Config) -> Path:
@@ -21,7 +23,12 @@ def pool_file(config: Config) -> Path:
 
 
 def evaluation_file(config: Config, label: str) -> Path:
-    """Evaluation attempts of the policy called ``label``: base, trained."""
+    """Evaluation attempts of the policy called ``label``: base, trained.
+
+    Raises :class:`ConfigurationError` for a label that would name a file elsewhere.
+    """
+    if not re.fullmatch(r"\w[\w.-]*", label):
+        raise ConfigurationError(f"--label {label!r} names a file: use letters, digits, dots, hyphens and underscores")
     return config.path / "evaluation" / f"{label}.jsonl"
 
 

@@ -177,6 +177,13 @@ def test_tasks_from_files(runner, run, tmp_path, capsys):
     (tmp_path / "tasks.json").write_text(json.dumps([task, {**task, "opening": "hi ."}]))
     assert run(evaluate, "--tasks", str(tmp_path / "tasks.json")) == 2
     assert "appears twice" in " ".join(capsys.readouterr().err.split())
+    for words, says in (
+        (("--actors", "localhost:8100"), "'localhost:8100' is no URL"),
+        (("--actors", "http://a:1,http://[::1"), "'http://[::1' is no URL"),
+        (("--label", "../base"), "--label '../base' names a file"),
+    ):
+        assert run(evaluate, "--tasks", "heldout", *words) == 2
+        assert says in " ".join(capsys.readouterr().err.split())
     assert run(evaluate, "--tasks", "everything") == 2
     assert "use heldout, train, or a file" in " ".join(capsys.readouterr().err.split())
 
