@@ -15,8 +15,8 @@ from rich.console import Console
 
 from learner.errors import BatchError
 from protocol.cli.failures import PROTOCOL_FAULTS, exit_on_known_fault
-from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
-from protocol.config import Config, dump, load
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
+from protocol.config import Config, load
 
 app = verb("learner", __doc__)
 console = Console()
@@ -66,7 +66,7 @@ def _dry_run(config: Config, replay: tuple[Path, ...]) -> None:
     from learner.batches import LogBatches
     from learner.dry_run import device_memory, table
 
-    console.print(dump(config), markup=False, highlight=False, soft_wrap=True)
+    print_configuration(config, console)
     console.print(table(config, device_memory(config)))
     if replay:
         steps = LogBatches(replay).steps

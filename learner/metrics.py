@@ -43,7 +43,7 @@ class Metrics:
         else:
             shown.append("no update: " + ("gradient not finite" if "grad_norm" in values else "no advantage"))
         shown += [f"tokens {values['sampled_tokens']:.0f}", f"{values['seconds']:.1f} s", self._left(step)]
-        self.console.print("  ".join(shown), highlight=False)
+        self.console.print("  ".join(shown), highlight=False, soft_wrap=True)
 
     def _left(self, step: int) -> str:
         """Time to the last step at the pace so far, waiting for batches included."""

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from learner.errors import WarmStartError
 from protocol.cli.failures import PROTOCOL_FAULTS, exit_on_known_fault
-from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
-from protocol.config import Config, dump, load
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
+from protocol.config import Config, load
 
 app = verb("warmstart", __doc__)
 console = Console()
@@ -48,6 +48,7 @@ def _train(config: Config, demonstrations: Path | None) -> None:
         f"warm start: {result['steps']} steps, loss {result['loss']:.3f}, {result['copy_errors']:.1%} of held-back "
         f"demonstrations copied wrongly, {time.monotonic() - started:.0f} s, weights in {folder}",
         highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -56,11 +57,12 @@ def _dry_run(config: Config, demonstrations: Path | None) -> None:
     from learner.sft import Demonstrations
     from learner.train import model_folder
 
-    console.print(dump(config), markup=False, highlight=False, soft_wrap=True)
+    print_configuration(config, console)
     folder = model_folder(config)
     file = demonstrations or folder / "demonstrations.npz"
     found = Demonstrations.read(file, read_config(folder).vocab_size)
-    console.print(f"{len(found)} demonstrations of {len(found.ids)} tokens; {folder} can be trained", highlight=False)
+    summary = f"{len(found)} demonstrations of {len(found.ids)} tokens; {folder} can be trained"
+    console.print(summary, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from protocol import config as configuration
 from protocol.cli.failures import exit_on_known_fault, fail
-from protocol.cli.verb import SetOption, verb
+from protocol.cli.verb import SetOption, print_configuration, verb
 from protocol.config import Nats
 from protocol.server import NatsServer, find_binary
 
@@ -45,7 +45,7 @@ def nats(
         server = NatsServer(where, url or (resolved.nats if resolved else Nats()).url, max_payload)
         if dry_run:
             if resolved is not None:
-                console.print(configuration.dump(resolved), markup=False)
+                print_configuration(resolved, console)
             server.check()
             console.print(f"{find_binary()} would serve {server.folder} at {server.url}")
             return

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
+from rich.console import Console
+
+from protocol.config import Config, dump
 
 ConfigOption = Annotated[Path, Parameter(help="The run's YAML file.")]
 SetOption = Annotated[
@@ -27,6 +30,11 @@ def verb(name: str, help: str | None) -> App:
     """
     options = Parameter(negative=(), show_default=_shown_default)
     return App(name=name, help=help, version_flags=(), default_parameter=options)
+
+
+def print_configuration(config: Config, console: Console) -> None:
+    """What every dry run prints first: the resolved configuration as YAML, with its fingerprint."""
+    console.print(dump(config), markup=False, highlight=False, soft_wrap=True)
 
 
 def _shown_default(value: Any) -> str | None:

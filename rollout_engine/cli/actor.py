@@ -22,7 +22,7 @@ from rich.console import Console
 
 from protocol import config as configuration
 from protocol.bus import connect
-from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
 from rollout_engine.actors.control import ServerControl
 from rollout_engine.actors.server import VllmServer, check_folder, flags
@@ -74,7 +74,7 @@ async def _run(config: Config, urls: tuple[str, ...], id: str) -> None:
 
 
 async def _dry_run(config: Config, urls: tuple[str, ...]) -> None:
-    console.print(configuration.dump(config), markup=False, highlight=False)
+    print_configuration(config, console)
     async with httpx.AsyncClient(trust_env=False) as client:
         for url in urls:
             if not await ServerControl(url, client).healthy():

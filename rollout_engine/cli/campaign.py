@@ -65,7 +65,7 @@ async def run_campaign(
                     progress.update(bar, advance=1, note=str(tally))
                     ran = int(progress.tasks[bar].completed)
                     if not console.is_terminal and ran % max(1, total // _LINES) == 0:
-                        console.print(f"{scope}: {ran}/{total}  {tally}", highlight=False)
+                        console.print(f"{scope}: {ran}/{total}  {tally}", highlight=False, soft_wrap=True)
 
                 await run_attempts(
                     tasks,

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from protocol import config as configuration
-from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
 from rollout_engine.cli.campaign import actor_urls, check_campaign, run_campaign, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
@@ -49,7 +49,7 @@ def evaluate(
     with exit_on_known_fault("evaluate"):
         resolved = configuration.load(config, set)
         if dry_run:
-            console.print(configuration.dump(resolved), markup=False, highlight=False)
+            print_configuration(resolved, console)
         chosen = evaluated_tasks(resolved, tasks)
         attempts = checked_repeat(resolved, repeat)
         path = out or evaluation_file(resolved, label)

@@ -45,7 +45,7 @@ def fidelity(
     with exit_on_known_fault("fidelity"):
         problems = trio.run(_check, configuration.load(config, set))
     for problem in problems[:10]:
-        console.print(problem, markup=False, highlight=False)
+        console.print(problem, markup=False, highlight=False, soft_wrap=True)
     sys.exit(1 if problems else 0)
 
 
@@ -63,6 +63,7 @@ async def _check(config: Config) -> list[str]:
         f"token fidelity: {episodes:,} episodes, {tokens:,} sampled tokens; "
         f"{len(problems)} streams differ from the template's rendering",
         highlight=False,
+        soft_wrap=True,
     )
     metrics = [row for row in read_metrics(metrics_file(config)) if row["applied"]]
     if metrics:
@@ -72,6 +73,7 @@ async def _check(config: Config) -> list[str]:
             f"learner against actor over {len(metrics)} updates: |log-probability difference| "
             f"at most {mean:.1e} in a step's mean, {most:.1e} on a token",
             highlight=False,
+            soft_wrap=True,
         )
         if mean > MEAN_BOUND or most > TOKEN_BOUND:
             problems.append(f"the differences exceed their bounds, {MEAN_BOUND} and {TOKEN_BOUND}")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from protocol import config as configuration
-from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
 from rollout_engine.cli.campaign import actor_urls, check_campaign, run_campaign, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
@@ -42,7 +42,7 @@ def probe(
     with exit_on_known_fault("probe"):
         resolved = configuration.load(config, set)
         if dry_run:
-            console.print(configuration.dump(resolved), markup=False, highlight=False)
+            print_configuration(resolved, console)
         trio.run(_probe, resolved, actor_urls(actors, resolved), stamp(label, 0, weights), dry_run)
 
 

@@ -69,4 +69,5 @@ class StepDisplay:
             f"{ledger.surplus} surplus + {errors} system errors  {batch.seconds:.1f} s"
             + ("  [yellow]short batch[/]" if batch.outcome == "short" else ""),
             highlight=False,
+            soft_wrap=True,
         )

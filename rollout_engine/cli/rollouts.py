@@ -15,7 +15,7 @@ from rich.console import Console
 
 from protocol import config as configuration
 from protocol.bus import connect
-from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
 from rollout_engine.actors.pool import ActorPool
 from rollout_engine.cli.failures import exit_on_known_fault
@@ -61,7 +61,7 @@ async def _run(config: Config, urls: Sequence[str]) -> None:
 
 
 async def _dry_run(config: Config, urls: Sequence[str]) -> None:
-    console.print(configuration.dump(config), markup=False, highlight=False)
+    print_configuration(config, console)
     pool = load_pool(config)
     load_template(config)
     async with connect(config.nats, config.run) as bus, ActorPool.on_bus(bus, config, urls):

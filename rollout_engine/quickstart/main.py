@@ -21,7 +21,7 @@ from rich.console import Console
 from protocol import config as configuration
 from protocol.bus import connect
 from protocol.cli.failures import leaves
-from protocol.cli.verb import DryRunOption, SetOption, verb
+from protocol.cli.verb import DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
 from protocol.records import ActorStatus
 from protocol.server import NatsServer
@@ -67,13 +67,13 @@ def _run(job: Job) -> None:
     except* ChildFailed as failures:
         for failure in leaves(failures):
             console.print("[red]quickstart:[/] ", end="")
-            console.print(str(failure), markup=False, highlight=False)
+            console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
         console.print(GO_ON)
         sys.exit(1)
 
 
 def _dry_run(config: Config, fresh: bool) -> None:
-    console.print(configuration.dump(config), markup=False, highlight=False)
+    print_configuration(config, console)
     if not fresh:
         check_folder(config)
     NatsServer(config.path / "nats", config.nats.url).check()
@@ -84,6 +84,7 @@ def _dry_run(config: Config, fresh: bool) -> None:
         f"{len(candidates)} candidate tasks and {len(heldout)} held-out ones are sound, and the ports are free: "
         f"can start in {config.path}",
         highlight=False,
+        soft_wrap=True,
     )
 
 

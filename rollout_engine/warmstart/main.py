@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from protocol import config as configuration
-from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, verb
+from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.engine import model_folder
@@ -46,8 +46,10 @@ def demonstrations(
         resolved = configuration.load(config, set)
         folder = model_folder(resolved)
         if dry_run:
-            console.print(configuration.dump(resolved), markup=False, highlight=False)
-            console.print(f"{len(_tasks(resolved))} tasks to demonstrate, into {folder}", highlight=False)
+            print_configuration(resolved, console)
+            console.print(
+                f"{len(_tasks(resolved))} tasks to demonstrate, into {folder}", highlight=False, soft_wrap=True
+            )
         else:
             trio.run(_make, resolved, folder)
 
@@ -76,7 +78,9 @@ async def _make(config: Config, folder: Path) -> None:
     console.print(
         f"{len(played)} demonstrations of {lengths.mean():.0f} tokens (longest {lengths.max()}), "
         f"{(arrays['mask'] > 0).sum() / len(played):.0f} of them the agent's; "
-        f"vocabulary {vocabulary} in {folder}"
+        f"vocabulary {vocabulary} in {folder}",
+        highlight=False,
+        soft_wrap=True,
     )
 
 
