@@ -111,15 +111,15 @@ class ScriptedBus:
             self._changed.notify_all()
 
     async def until(self, wanted: Callable[[ActorStatus], bool]) -> ActorStatus:
-        """The next heartbeat, from the last one on, that is as wanted."""
+        """The next heartbeat, from the last one on, that is as wanted; ``TimeoutError`` when none comes."""
         seen = max(0, len(self.told) - 1)
-        async with self._changed:
+        async with asyncio.timeout(10), self._changed:
             while True:
                 for status in self.told[seen:]:
                     if wanted(status):
                         return status
                 seen = len(self.told)
-                await asyncio.wait_for(self._changed.wait(), 10)
+                await self._changed.wait()
 
 
 class Scene:
