@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -102,7 +103,9 @@ def tail(log: Path, lines: int = 15) -> str:
 
 def _start(verb: str, arguments: Sequence[str], **options) -> subprocess.Popen:
     # From this thread: the kernel counts the end of the thread that started a child as the end of its parent.
-    return subprocess.Popen([str(ROOT / "bin" / verb), *arguments], preexec_fn=_die_with_parent, **options)
+    # Where there is no such promise of the kernel's, an orderly end still takes the children along.
+    before = _die_with_parent if sys.platform.startswith("linux") else None
+    return subprocess.Popen([str(ROOT / "bin" / verb), *arguments], preexec_fn=before, **options)
 
 
 async def _ended(process: subprocess.Popen) -> int:
