@@ -2,7 +2,7 @@
 
 Invariant (rule 12): checkpoint + log = state. A checkpoint holds parameters, optimizer state and the few facts the
 log doesn't (which step, under which learning configuration, the probe). It appears whole or not at all, and one
-that can't be read back is named, removed, and the one before it is used.
+that can't be read back is named and moved aside, never deleted, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -46,25 +46,41 @@ class Checkpoints:
         """
         for step in sorted(self.manager.all_steps(), reverse=True):
             try:
-                restored = self.manager.restore(
-                    step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like), facts=ocp.args.JsonRestore())
-                )
-                state, facts = jax.block_until_ready(restored.state), restored.facts
-                fingerprint = facts["fingerprint"]
+                facts = self._read(step, facts=ocp.args.JsonRestore()).facts
+                self._require_same(step, facts["fingerprint"])
+                state = jax.block_until_ready(self._read(step, state=ocp.args.StandardRestore(like)).state)
+            except ConfigError:
+                raise
             except Exception as error:  # Orbax and TensorStore raise many kinds for a file that is cut or gone
                 summary = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+                aside = self._move_aside(step)
                 self.console.print(
-                    f"[yellow]checkpoint {step} is damaged and was removed[/]: {summary}", highlight=False
+                    f"[yellow]checkpoint {step} is damaged and was moved to {aside}[/]: {summary}", highlight=False
                 )
-                self.manager.delete(step)
                 continue
-            if fingerprint != self.fingerprint:
-                raise ConfigError(
-                    f"checkpoint {step} was made under another learning configuration ({fingerprint}, now "
-                    f"{self.fingerprint}): restore the settings, or give the run another name"
-                )
             return step, state, facts
         return None
+
+    def _read(self, step: int, **items: Any) -> Any:
+        return self.manager.restore(step, args=ocp.args.Composite(**items))
+
+    def _require_same(self, step: int, fingerprint: str) -> None:
+        # Before the state is read: another configuration may have other shapes, which would look like damage.
+        if fingerprint != self.fingerprint:
+            raise ConfigError(
+                f"checkpoint {step} was made under another learning configuration ({fingerprint}, now "
+                f"{self.fingerprint}): restore the settings, or give the run another name"
+            )
+
+    def _move_aside(self, step: int) -> Path:
+        # What can't be read here and now (too little memory, another model) may be whole all the same.
+        folder = Path(self.manager.directory)
+        shelf = folder.with_name(folder.name + "-unreadable")
+        shelf.mkdir(exist_ok=True)
+        aside = shelf / f"{step}-{len(list(shelf.iterdir()))}"
+        (folder / str(step)).rename(aside)
+        self.manager.reload()
+        return aside
 
     def close(self) -> None:
         self.manager.close()

@@ -76,6 +76,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, run, damage)
     at, state, _ = store.restore(step.abstract_state(init(model)))
     assert at == 2
     assert "checkpoint 3 is damaged" in out.getvalue()
+    kept = tmp_path.with_name(tmp_path.name + "-unreadable") / "3-0"
+    assert kept.is_dir() and not (tmp_path / "3").exists(), "nothing is deleted that might still be wanted"
     jax.tree.map(np.testing.assert_array_equal, states[1], jax.device_get(state))
     store.save(3, states[2], {"probe": []})
     assert store.restore(step.abstract_state(init(model)))[0] == 3
@@ -93,6 +95,13 @@ def test_another_learning_configuration_is_refused(tmp_path, run):
     filled(tmp_path, states)
     with pytest.raises(ConfigError, match="another learning configuration"):
         checkpoints(tmp_path, fingerprint="g")[0].restore(step.abstract_state(init(model)))
+    # Other shapes are another configuration as well, not damage.
+    wider = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((*leaf.shape, 2), leaf.dtype), step.abstract_state(init(model))
+    )
+    with pytest.raises(ConfigError, match="another learning configuration"):
+        checkpoints(tmp_path, fingerprint="g")[0].restore(wider)
+    assert (tmp_path / "3").is_dir()
 
 
 def test_nothing_saved_is_none(tmp_path, run):
