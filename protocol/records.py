@@ -14,8 +14,15 @@ import numpy as np
 
 Role = Literal["system", "user", "assistant", "tool"]
 
-FinishReason = Literal["done", "turn_limit", "token_limit", "user_limit"]
-"""Why an episode ended. Each is the policy's own doing and is graded; a system error has no finish reason."""
+FinishReason = Literal[
+    "done", "turn_limit", "token_limit", "user_limit", "agent_limit", "end_turn_tool", "user_done", "no_user_llm"
+]
+"""Why an episode ended: each is graded; a system error has no finish reason.
+
+``turn_limit`` and ``token_limit`` are the run's bounds on the agent, ``agent_limit`` and ``user_limit`` the task's;
+``end_turn_tool``: the agent called a tool that ends the conversation; ``user_done``: the user ended it;
+``no_user_llm``: the agent waits for a user that the task doesn't have.
+"""
 
 
 class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -34,7 +41,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of a conversation.
 
     ``content`` is what the reader of that role sees; ``reasoning`` and ``calls`` belong to assistant
-    messages only; ``name`` and ``is_error`` to tool messages only.
+    messages only; ``name`` and ``is_error`` to tool messages only. An ``injected`` assistant message
+    wasn't sampled: it is part of the task's history, or what a tool says to the user by itself.
     """
 
     role: Role
@@ -43,6 +51,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: tuple[ToolCall, ...] = ()
     name: str | None = None
     is_error: bool = False
+    injected: bool = False
 
 
 class TokenArrays(msgspec.Struct, frozen=True, omit_defaults=True):

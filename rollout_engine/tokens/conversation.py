@@ -8,6 +8,7 @@ A turn that its cap cut is closed by an observation (mask 0).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class Conversation:
         )
 
     def observe(self, *messages: Message) -> None:
-        """Append user or tool messages and the generation prompt.
+        """Append user, tool and injected assistant messages, and the generation prompt.
 
         What arrives between two generations is observed in one call, because templates group the results
         of one turn. Raises ``ValueError`` on a wrong order or role, and
@@ -79,8 +80,12 @@ class Conversation:
         if not self._messages:
             messages = self._merge_system(messages)
         start = 1 if messages and messages[0].role == "system" else 0
-        if not messages[start:] or any(m.role not in ("user", "tool") for m in messages[start:]):
-            raise ValueError(f"an observation is user or tool messages, not {[m.role for m in messages]}")
+        if not messages[start:] or not all(m.role in ("user", "tool") or m.injected for m in messages[start:]):
+            raise ValueError(
+                f"an observation is user or tool messages, or injected ones, not {[m.role for m in messages]}"
+            )
+        for call in (call for message in messages for call in message.calls):
+            self._template.check_tools(json.dumps(call.arguments, ensure_ascii=False))
         chat = [template_message(message) for message in messages]
         rendering = self._template.rendering
         if not self._generations:

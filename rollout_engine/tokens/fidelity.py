@@ -27,8 +27,9 @@ def stream_problems(
 
     ``turns`` holds the sampled ids of each assistant message, in order.
     """
-    chat = [{"role": "assistant"} if m.role == "assistant" else template_message(m) for m in messages]
-    said = sum(message.role == "assistant" for message in messages)
+    sampled = [message.role == "assistant" and not message.injected for message in messages]
+    chat = [{"role": "assistant"} if turn else template_message(m) for m, turn in zip(messages, sampled, strict=True)]
+    said = sum(sampled)
     if said != len(turns):
         return [f"{said} assistant messages, but {len(turns)} runs of sampled tokens"]
     try:

@@ -63,34 +63,53 @@ class Rendering:
         return self._segments([], messages, tools)
 
     def delta(self, messages: Chat) -> list[Segment]:
-        """What follows the text of a sampled turn: its close, the messages, the generation prompt."""
-        return self._segments([*self._anchor, self._turn], messages, None)
+        """What follows the text of a sampled turn: its close, the messages, the generation prompt.
+
+        An assistant message among them, which wasn't sampled, is written as a turn of the past.
+        """
+        before, segments, chunk = [*self._anchor, self._turn], [], []
+        for message in messages:
+            if message["role"] != "assistant":
+                chunk.append(message)
+                continue
+            *head, (prompt, _) = self._segments(before, chunk, None)
+            opening = prompt.removesuffix(self.generation_prompt) + self._openings[-1]
+            segments += [*head, (opening, False), (message["content"], True)]
+            chunk = []
+        return segments + self._segments(before, chunk, None)
 
     def expected(self, messages: Chat, tools: list[dict[str, Any]] | None) -> list[str]:
         """The text around each sampled turn, by one rendering of the whole conversation.
 
-        ``messages`` holds the observed messages, and each sampled turn as ``{"role": "assistant"}``.
+        ``messages`` holds the observed messages, and each sampled turn as ``{"role": "assistant"}`` alone.
         Returns n + 1 pieces for n sampled turns; the last piece is empty when a sampled turn ends the
         conversation. Raises :class:`RenderingError` when the template doesn't write each turn once.
         """
         mark = "s"
         while any(f"\ue000{mark}" in message.get("content", "") for message in messages):
             mark += "s"
-        turns, chat = [], []
+        turns, injected, chat = [], {}, []
         for message in messages:
-            if message["role"] == "assistant":
+            # What the first prompt holds is written as it is; later turns are told apart by a mark each.
+            if message["role"] == "assistant" and (turns or "content" not in message):
+                if "content" in message:
+                    injected[len(turns)] = message["content"]
                 turns.append(placeholder(len(turns), mark))
                 message = {"role": "assistant", "content": turns[-1]}
             chat.append(message)
         ends = bool(chat) and chat[-1]["role"] == "assistant"
         rest = self._render(chat, tools, not ends)
-        pieces = []
-        for turn in turns:
+        pieces, past = [], ""
+        for at, turn in enumerate(turns):
             piece, found, rest = rest.partition(turn)
             if not found:
                 raise RenderingError(f"{self._name} doesn't write every assistant turn, in order")
-            pieces.append(self._reopened(piece))
-        return [*pieces, "" if ends else rest]
+            if at in injected:
+                past += self._reopened(piece, self._openings[-1]) + injected[at]
+            else:
+                pieces.append(past + self._reopened(piece, self.generation_prompt))
+                past = ""
+        return [*pieces, past + ("" if ends else rest)]
 
     # How it is derived
 
@@ -117,11 +136,11 @@ class Rendering:
             raise self._refused("what closes an assistant turn depends on what follows")
         return close, tuple(sorted(openings, key=len, reverse=True))
 
-    def _reopened(self, piece: str) -> str:
-        """A piece of the past with its turn opened as it was when the turn was sampled."""
+    def _reopened(self, piece: str, wanted: str) -> str:
+        """A piece of the past with its turn opened as it is in the stream."""
         for opening in self._openings:
             if piece.endswith(opening):
-                return piece[: len(piece) - len(opening)] + self.generation_prompt
+                return piece[: len(piece) - len(opening)] + wanted
         raise RenderingError(f"{self._name} opens an assistant turn in a way it doesn't elsewhere: …{piece[-80:]!r}")
 
     def _check(self) -> None:
@@ -165,7 +184,8 @@ class Rendering:
 
     def _layout(self, before: Chat, messages: Chat, fields, tools) -> list[str]:
         """The template's own text around the placeholders of fields: [text, index, text, index, …, text]."""
-        key = (bool(before), tuple(m["role"] for m in messages), tuple(fields), json.dumps(tools))
+        calls = [message["tool_calls"] for message in messages if "tool_calls" in message]
+        key = (bool(before), tuple(m["role"] for m in messages), tuple(fields), json.dumps([tools, calls]))
         if key in self._layouts:
             self._layouts.move_to_end(key)
             return self._layouts[key]
