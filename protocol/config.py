@@ -25,6 +25,9 @@ Positive = Annotated[int, Meta(gt=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
+STALE_TRUNCATION = 2.0
+"""``learner.loss.truncated_is`` of a run with stale tokens that names none: what asynchronous trainers use."""
+
 
 class ConfigError(ValueError):
     """A configuration that can't be used; the message names the key and the way out."""
@@ -93,7 +96,12 @@ class Rollout(_Section):
     groups: Positive = 8
     group_size: Annotated[int, Meta(ge=2)] = 8
     concurrency: Positive = 144
-    """Episodes at once."""
+    """Episodes at once, at most: as many as the actors' own load allows."""
+    min_concurrency: Positive = 8
+    """Episodes at once however loaded the actors are (at most ``concurrency``)."""
+    max_staleness: Annotated[int, Meta(ge=0, le=8)] = 0
+    """Policy versions that a step may lag behind. 0: synchronous, step s is sampled by version s alone. 1: the engine
+    rolls out step s + 1 while the learner updates on step s, and each token may be of version s or s + 1."""
     max_groups: Positive = 24
     """Bound on groups launched in one step, replacements included."""
     at_bound: Literal["short", "stop"] = "short"
@@ -132,8 +140,9 @@ class Loss(_Section):
     clip_low: Annotated[float, Meta(gt=0)] = 0.2
     clip_high: Annotated[float, Meta(gt=0)] = 0.2
     dual_clip: float | None = 3.0
-    truncated_is: float | None = None
-    """Cap of the truncated importance weight between learner and behaviour log-probabilities; None: off."""
+    truncated_is: Annotated[float, Meta(gt=0)] | None = None
+    """Cap of the truncated importance weight between learner and behaviour log-probabilities. None: off, and with
+    ``rollout.max_staleness`` above 0, where stale tokens must be weighed, 2."""
 
 
 class Learner(_Section):
@@ -273,7 +282,16 @@ def resolve(tree: dict[str, Any], source: str = "configuration") -> Config:
     ]:
         if url and not is_http(url):
             raise ConfigError(f"{source}: {key}: {url!r} is no URL, for example http://127.0.0.1:8000")
-    return config
+    return _weigh_stale_tokens(config)
+
+
+def _weigh_stale_tokens(config: Config) -> Config:
+    """Tokens of older versions are learnt from by truncated importance weights, never as if they were current."""
+    learner = config.learner
+    if not config.rollout.max_staleness or learner.loss.truncated_is is not None:
+        return config
+    loss = msgspec.structs.replace(learner.loss, truncated_is=STALE_TRUNCATION)
+    return msgspec.structs.replace(config, learner=msgspec.structs.replace(learner, loss=loss))
 
 
 def dump(config: Config) -> str:

@@ -157,6 +157,7 @@ class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     domain: str
     family: str
     policy_version: int
+    """The oldest policy version that sampled any of its tokens; each token's own is in ``tokens``."""
     messages: tuple[Message, ...]
     verdict: Verdict
     finish: FinishReason
@@ -171,10 +172,17 @@ class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     """Unix seconds."""
     timings: dict[str, float] = {}
     """Seconds spent by part: actor, tools, user, grader, total."""
+    newer_versions: tuple[int, ...] = ()
+    """The other versions that sampled its tokens, ascending: weights that changed during the episode."""
 
     @property
     def reward(self) -> float:
         return self.verdict.reward
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Every policy version that sampled any of its tokens, ascending."""
+        return (self.policy_version, *self.newer_versions)
 
 
 class Ledger(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -203,15 +211,18 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     trajectories: tuple[TrajectoryId, ...]
     rewards: tuple[float, ...]
     bucket: Literal["trained", "zero_variance", "surplus"]
+    versions: tuple[int, ...] = ()
+    """Policy versions that sampled its tokens, ascending; empty: the batch's ``policy_version`` alone."""
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The manifest of one synchronous batch. ``groups`` lists every complete group in launch order;
+    """The manifest of one step's batch. ``groups`` lists every complete group in launch order;
     the learner trains on those whose bucket is ``trained``."""
 
     run: str
     step: int
     policy_version: int
+    """The oldest version that sampled any of its tokens: ``step``, or up to ``rollout.max_staleness`` less."""
     group_size: int
     groups: tuple[GroupRecord, ...]
     ledger: Ledger
@@ -232,7 +243,8 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Announces policy version ``version``: the weights that step ``version`` is rolled out with."""
+    """Announces policy version ``version``: the weights after ``version`` updates, which step ``version`` is rolled
+    out with, and up to ``rollout.max_staleness`` steps after it."""
 
     run: str
     version: int
@@ -251,15 +263,19 @@ class ActorLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     running: int = 0
     waiting: int = 0
     kv_use: float = 0.0
+    """Share of the cache of keys and values that is in use."""
+    preemptions: int = 0
+    """Requests thrown out of that cache since the server started, because it was full."""
 
 
 class ActorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An actor's heartbeat. ``serving`` is true only while its weights are proven (rule 20)."""
+    """An actor's heartbeat. ``serving`` is true only while weights of its are proven (rule 20)."""
 
     id: str
     url: str
     model: str
     version: int
+    """The last version that it has proven, -1 for none. While it loads the next one it goes on serving."""
     serving: bool
     load: ActorLoad = ActorLoad()
     proof: float | None = None
