@@ -26,6 +26,7 @@ from protocol.consumer import BatchConsumer
 from protocol.errors import RecordDamaged, RecordMissing, RunNotFound, WaitExpired
 from protocol.records import (
     ActorStatus,
+    Attempts,
     Batch,
     Event,
     PolicyVersion,
@@ -76,7 +77,10 @@ class AsyncioBus:
     async def _establish(self, create: bool) -> None:
         js = self.connection.js
         try:
-            await js.stream_info(self.stream.name)
+            info = await js.stream_info(self.stream.name)
+            if create and set(subjects.stream_subjects(self.run)) - set(info.config.subjects or ()):
+                # Made before a kind of record was there.
+                await js.update_stream(info.config.evolve(subjects=subjects.stream_subjects(self.run)))
         except NotFoundError as error:
             if not create:
                 held = await self._runs()
@@ -159,6 +163,20 @@ class AsyncioBus:
 
         found = await self.connection.retry("listing steps", attempt)
         return sorted({int(subject.split(".")[3]) for subject in found})
+
+    # -- attempts ----------------------------------------------------------------------------------
+
+    async def publish_attempts(self, record: Attempts) -> None:
+        """Log attempts that are about to start, and those that failed."""
+        self._check(record.run)
+        subject = subjects.attempts(self.run, record.step, record.engine, record.number)
+        id = f"{self.run}/attempts/{record.step}/{record.engine}/{record.number}"
+        await self.stream.publish(subject, encode(record), id, last=0)
+
+    async def attempts(self, step: int) -> list[Attempts]:
+        """All records of attempts of a step, of every engine that worked on it, in the order they were logged."""
+        stored = await self.stream.all(subjects.attempts(self.run, step))
+        return [self._decode(message, Attempts) for message in stored]
 
     # -- batches -----------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from protocol.errors import (
     WaitExpired,
 )
 from protocol.portal import Portal
-from protocol.records import ActorStatus, Batch, PolicyVersion, Trajectory, TrajectoryId
+from protocol.records import ActorStatus, Attempts, Batch, PolicyVersion, Trajectory, TrajectoryId
 
 __all__ = [
     "Bus",
@@ -87,6 +87,14 @@ class Bus:
     async def steps(self) -> list[int]:
         """Steps of which the log holds a trajectory, ascending."""
         return await self._call(self._core.steps)
+
+    async def publish_attempts(self, record: Attempts) -> None:
+        """Log attempts that are about to start, and those that failed."""
+        await self._call(self._core.publish_attempts, record)
+
+    async def attempts(self, step: int) -> list[Attempts]:
+        """All records of attempts of a step, of every engine that worked on it, in the order they were logged."""
+        return await self._call(self._core.attempts, step)
 
     async def publish_batch(self, batch: Batch) -> bool:
         """Log a step's manifest. False: the step has one already."""

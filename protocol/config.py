@@ -92,6 +92,45 @@ class UserModel(_Section):
     temperature: float = 0.3
 
 
+class Retry(_Section):
+    """How often, and how soon, one sample runs again after system errors of one kind."""
+
+    times: Annotated[int, Meta(ge=0)] = 3
+    backoff: Seconds = 0.5
+    """Seconds before the first retry; doubled for each further one."""
+    max_backoff: Seconds = 30.0
+
+
+class Retries(_Section):
+    """By kind of system error; a kind that isn't named here goes by ``default``."""
+
+    default: Retry = Retry()
+    actor: Retry | None = None
+    backend: Retry | None = None
+    user: Retry | None = None
+    judge: Retry | None = None
+    grader: Retry | None = None
+    episode_timeout: Retry | None = None
+
+    def of(self, kind: str) -> Retry:
+        """The retry of an error whose ``kind`` is as the ledger writes it."""
+        return getattr(self, kind.replace("-", "_"), None) or self.default
+
+
+class Outage(_Section):
+    """When system errors of one kind are nobody's fault but a service's: launches pause and probe it."""
+
+    errors: Positive = 8
+    """Errors of one kind, of at least two tasks, among the last ``among`` episodes that ended, open an outage. As
+    many successes in a row end it."""
+    among: Positive = 12
+    probe: Seconds = 5.0
+    """Before the first probe episode; doubled after each that fails."""
+    max_probe: Seconds = 120.0
+    longest: Seconds = 1800.0
+    """Bound on one outage; then the run stops and says what to do."""
+
+
 class Rollout(_Section):
     groups: Positive = 8
     group_size: Annotated[int, Meta(ge=2)] = 8
@@ -103,14 +142,21 @@ class Rollout(_Section):
     """Policy versions that a step may lag behind. 0: synchronous, step s is sampled by version s alone. 1: the engine
     rolls out step s + 1 while the learner updates on step s, and each token may be of version s or s + 1."""
     max_groups: Positive = 24
-    """Bound on groups launched in one step, replacements included."""
+    """Bound on clean (whole) groups in one step, replacements included."""
+    max_incomplete: Annotated[int, Meta(ge=0)] = 8
+    """Bound on groups that stay incomplete in one step (a sample out of retries); each is replaced until then."""
     at_bound: Literal["short", "stop"] = "short"
-    """At the bound with too few informative groups: publish the short batch, or stop with a diagnosis."""
+    """At a bound (``max_groups``, ``max_incomplete``, ``batch``) with too few informative groups: publish the short
+    batch, or stop with a diagnosis."""
+    wave_confidence: Annotated[float, Meta(ge=0, lt=1)] = 0.8
+    """Chance, by the tasks' posteriors, that one wave of groups fills the batch without a second. 0: launch exactly
+    as many groups as are missing."""
     sample_retries: Annotated[int, Meta(ge=0)] = 3
-    """Times one sample may run again after a system error."""
     retry_backoff: Seconds = 0.5
+    retries: Retries = Retries()
+    outage: Outage = Outage()
     batch: Seconds = 1800.0
-    """Bound on one step's rollouts, and on waiting for an actor at its policy version."""
+    """Bound on one step's rollouts, outages not counted, and on waiting for an actor at its policy version."""
     sampling: SamplingConfig = SamplingConfig()
     limits: Limits = Limits()
     user: UserModel = UserModel()
@@ -121,6 +167,18 @@ class Curation(_Section):
     """Probe attempts a candidate task."""
     keep: tuple[str, ...] = ("difficult", "intermediate", "frequently_solved")
     min_clean: Positive = 4
+
+
+class TaskSampling(_Section):
+    """Which tasks a step draws."""
+
+    mode: Literal["fixed", "adaptive"] = "fixed"
+    """fixed: the pool is visited evenly, as in the published run. adaptive: tasks are drawn by the chance that their
+    group comes out mixed."""
+    forgetting: Annotated[float, Meta(ge=0, lt=1)] = 0.05
+    """Share of its weight that evidence on a task's pass rate loses with every step: the policy changes."""
+    exploration: Fraction = 0.25
+    """Adaptive only: share of a step's groups that go on visiting the pool evenly, so that no task starves."""
 
 
 class Optimizer(_Section):
@@ -219,6 +277,7 @@ class Config(_Section):
     model: Model = Model()
     tasks: Tasks = Tasks()
     curation: Curation = Curation()
+    sampling: TaskSampling = TaskSampling()
     rollout: Rollout = Rollout()
     learner: Learner = Learner()
     warmstart: WarmStart = WarmStart()
@@ -267,6 +326,11 @@ def resolve(tree: dict[str, Any], source: str = "configuration") -> Config:
         raise ConfigError(
             f"{source}: rollout.max_groups ({config.rollout.max_groups}) is below rollout.groups "
             f"({config.rollout.groups}), so no batch could ever fill"
+        )
+    if config.rollout.outage.errors > config.rollout.outage.among:
+        raise ConfigError(
+            f"{source}: rollout.outage.errors ({config.rollout.outage.errors}) is above rollout.outage.among "
+            f"({config.rollout.outage.among}), so no outage could ever be noticed"
         )
     longest = config.rollout.limits.episode_tokens
     if config.learner.row_tokens < longest:

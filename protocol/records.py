@@ -185,6 +185,25 @@ class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
         return (self.policy_version, *self.newer_versions)
 
 
+class Attempts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Attempts that an engine is about to start, and those that a system error ended, in one step.
+
+    On the log before the first of them starts, so that an engine that takes over a step knows what was in flight
+    when the last one was killed: everything started that is neither a trajectory nor an error was cancelled.
+    """
+
+    run: str
+    step: int
+    engine: str
+    """Which start of an engine wrote this."""
+    number: int
+    """Place among the records of that engine in that step."""
+    started: tuple[tuple[int, int, int], ...] = ()
+    """(group, sample, attempt)."""
+    failed: tuple[tuple[int, int, int, str], ...] = ()
+    """(group, sample, attempt, kind of system error)."""
+
+
 class Ledger(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where every episode that a step started has ended (rule 3)."""
 
@@ -195,12 +214,16 @@ class Ledger(msgspec.Struct, frozen=True, omit_defaults=True):
     cancelled: int = 0
     system_error: dict[str, int] = {}
     """Count by kind of system error."""
+    carried: int = 0
+    """Episodes that earlier steps started and left as surplus, and that are in this step's buckets instead."""
 
     def check(self) -> None:
-        """Raise ``ValueError`` unless the buckets sum to the number started."""
+        """Raise ``ValueError`` unless the buckets sum to the number started here and carried over."""
         total = self.trained + self.zero_variance + self.surplus + self.cancelled + sum(self.system_error.values())
-        if total != self.started:
-            raise ValueError(f"ledger does not sum: {self.started} started, {total} in buckets ({self})")
+        if total != self.started + self.carried:
+            raise ValueError(
+                f"ledger does not sum: {self.started} started, {self.carried} carried over, {total} in buckets ({self})"
+            )
 
 
 class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -227,6 +250,12 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     groups: tuple[GroupRecord, ...]
     ledger: Ledger
     outcome: Literal["full", "short"] = "full"
+    bound: Literal["", "max_groups", "max_incomplete", "batch"] = ""
+    """The bound (a key of the section ``rollout``) that ended a short batch."""
+    waves: int = 1
+    """Times that groups were launched: each wave after the first costs the wall time of an episode or more."""
+    pool: dict[str, int] = {}
+    """Tasks of the pool by difficulty band, by their posteriors when the step began."""
     seconds: float = 0.0
 
 

@@ -26,7 +26,12 @@ def stream(run: str) -> str:
 
 
 def stream_subjects(run: str) -> list[str]:
-    return [f"endstate.{run}.trajectories.>", f"endstate.{run}.batches.*", f"endstate.{run}.policy"]
+    return [
+        f"endstate.{run}.trajectories.>",
+        f"endstate.{run}.attempts.>",
+        f"endstate.{run}.batches.*",
+        f"endstate.{run}.policy",
+    ]
 
 
 def trajectory(id: TrajectoryId) -> str:
@@ -36,6 +41,12 @@ def trajectory(id: TrajectoryId) -> str:
 def trajectories(run: str, step: int | None = None) -> str:
     """Filter for a run's trajectories, of one step or of all."""
     return f"endstate.{run}.trajectories.{'>' if step is None else f'{step}.>'}"
+
+
+def attempts(run: str, step: int, engine: str = "", number: int = 0) -> str:
+    """Subject of one record of started attempts; without ``engine``: filter for all of a step."""
+    place = f"{engine}.{number}" if engine else ">"
+    return f"endstate.{run}.attempts.{step}.{place}"
 
 
 def batch(run: str, step: int | str) -> str:

@@ -57,5 +57,5 @@ def test_token_arrays_round_trip(tokens):
 
 def test_a_ledger_that_does_not_sum_is_refused():
     Ledger(started=6, trained=2, zero_variance=1, surplus=1, cancelled=1, system_error={"actor": 1}).check()
-    with pytest.raises(ValueError, match="7 started, 6 in buckets"):
+    with pytest.raises(ValueError, match="7 started, 0 carried over, 6 in buckets"):
         Ledger(started=7, trained=2, zero_variance=1, surplus=1, cancelled=1, system_error={"actor": 1}).check()
