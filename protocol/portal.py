@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ class Portal:
     def __init__(self, name: str = "asyncio-portal"):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._to_loop = _Mailbox(self._loop.call_soon_threadsafe)
+        self._to_trio: tuple[Any, _Mailbox] | None = None
 
     def __enter__(self) -> Portal:
         self._thread.start()
@@ -63,7 +66,7 @@ class Portal:
         if self._loop.is_closed():
             raise BusClosed("the bus is closed: use it inside its `async with`")
         caller = trio.lowlevel.current_task()
-        token = trio.lowlevel.current_trio_token()
+        answers = self._mailbox_of(trio.lowlevel.current_trio_token())
         running: asyncio.Task[T] | None = None
         raise_cancel: Callable[[], Any] | None = None
         ended = False
@@ -71,7 +74,7 @@ class Portal:
         def start() -> None:
             nonlocal running
             running = self._loop.create_task(function(*args, **kwargs))
-            running.add_done_callback(lambda _: token.run_sync_soon(finish))
+            running.add_done_callback(lambda _: answers.post(finish))
 
         def finish() -> None:
             nonlocal ended
@@ -81,11 +84,11 @@ class Portal:
         def cancel(raiser: Callable[[], Any]) -> Any:
             nonlocal raise_cancel
             raise_cancel = raiser
-            # start() was queued on the loop before this, so the task exists by the time it runs.
-            self._loop.call_soon_threadsafe(lambda: running.cancel())
+            # start() was posted before this, so the task exists by the time it runs.
+            self._to_loop.post(lambda: running.cancel())
             return trio.lowlevel.Abort.FAILED
 
-        self._loop.call_soon_threadsafe(start)
+        self._to_loop.post(start)
         await trio.lowlevel.wait_task_rescheduled(cancel)
         assert ended and running is not None
         try:
@@ -94,3 +97,35 @@ class Portal:
             if raise_cancel is not None:
                 raise_cancel()
             raise BusClosed("the bus was closed while a call was running") from None
+
+    def _mailbox_of(self, token: Any) -> _Mailbox:
+        """The way back to the trio run of ``token``. One run calls at a time."""
+        if self._to_trio is None or self._to_trio[0] is not token:
+            self._to_trio = (token, _Mailbox(token.run_sync_soon))
+        return self._to_trio[1]
+
+
+class _Mailbox:
+    """Functions for another thread to call, in their order.
+
+    Waking a thread costs a system call and a change of the interpreter's lock, more than what most calls do. So it
+    is woken once for however many functions lie there: callers who come in a burst cross together.
+    """
+
+    def __init__(self, wake: Callable[[Callable[[], None]], Any]):
+        """``wake(function)`` has the other thread call ``function`` soon."""
+        self._wake = wake
+        self._letters: deque[Callable[[], Any]] = deque()
+        self._woken = False
+
+    def post(self, letter: Callable[[], Any]) -> None:
+        self._letters.append(letter)
+        if not self._woken:
+            self._woken = True
+            self._wake(self._empty)
+
+    def _empty(self) -> None:
+        # First the flag: a letter that comes later than the count below wakes this thread again.
+        self._woken = False
+        for _ in range(len(self._letters)):
+            self._letters.popleft()()
