@@ -22,6 +22,7 @@ from protocol.records import Batch, Trajectory, TrajectoryId
 from rollout_engine.actors.policy import Policy, Sampling
 from rollout_engine.actors.pool import ActorPool
 from rollout_engine.batch import BatchState
+from rollout_engine.environments.native import NativeEnvironment
 from rollout_engine.environments.task import Task
 from rollout_engine.episode import EpisodeSetup, run_episode
 from rollout_engine.errors import ConfigurationError
@@ -158,7 +159,9 @@ async def open_setup(config: Config, policy: Policy) -> AsyncIterator[EpisodeSet
         yield EpisodeSetup(
             policy=policy,
             template=template,
-            make_user=lambda task: make_user(config.rollout.user, task, client),
+            environment=NativeEnvironment(
+                lambda task: make_user(config.rollout.user, task, client), config.rollout.limits
+            ),
             sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p),
             limits=config.rollout.limits,
         )

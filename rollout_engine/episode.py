@@ -1,32 +1,27 @@
-"""One episode: an agent, its tools on a fresh backend, a simulated user, and a verdict.
+"""One episode: an agent, its environment, a user, and a verdict.
 
 Invariant: an episode returns a graded trajectory or raises an :class:`EpisodeSystemError`; there is no
 third way out (rules 1 and 2). What the policy does, however wrong, ends in a verdict: refused calls and
-tool errors are told to the agent, and an exhausted budget ends the conversation and grades the database
-as it stands. The session is entered and left in this task, and closed to the agent before it is read
+tool errors are told to the agent, and an exhausted budget ends the conversation and grades the state
+as it stands. The environment is entered and left in this task, and closed to the agent before it is read
 (rule 4).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
 from protocol.config import Limits
-from protocol.records import FinishReason, Message, ToolCall, Trajectory, TrajectoryId, Verdict
+from protocol.records import FinishReason, Message, ToolCall, Trajectory, TrajectoryId
 from rollout_engine.actors.policy import GenerateRequest, Policy, Sampling
 from rollout_engine.bounds import bound
-from rollout_engine.environments.catalogue import domain
-from rollout_engine.environments.session import Session, open_session
-from rollout_engine.environments.task import Task
+from rollout_engine.environments.environment import AnyTask, Ended, Environment, Play, Stage, episode_seed
 from rollout_engine.errors import ActorError, BackendError, EpisodeTimeout, GraderError, UserError
-from rollout_engine.grading import grade
 from rollout_engine.tokens.conversation import Conversation
 from rollout_engine.tokens.template import ChatTemplate
-from rollout_engine.users import User
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class EpisodeSetup:
 
     policy: Policy
     template: ChatTemplate
-    make_user: Callable[[Task], User]
+    environment: Environment
     sampling: Sampling
     limits: Limits
 
@@ -50,8 +45,8 @@ class _Clock:
         self.seconds[part] = self.seconds.get(part, 0.0) + trio.current_time() - since
 
 
-async def run_episode(setup: EpisodeSetup, task: Task, id: TrajectoryId, version: int) -> Trajectory:
-    """Run ``task`` once with policy version ``version`` and grade the database that it leaves.
+async def run_episode(setup: EpisodeSetup, task: AnyTask, id: TrajectoryId, version: int) -> Trajectory:
+    """Run ``task`` once with policy version ``version`` and grade the state that it leaves.
 
     Raises an :class:`EpisodeSystemError` for anything that the policy did not cause.
     """
@@ -59,19 +54,20 @@ async def run_episode(setup: EpisodeSetup, task: Task, id: TrajectoryId, version
         return await _run(setup, task, id, version)
 
 
-async def _run(setup: EpisodeSetup, task: Task, id: TrajectoryId, version: int) -> Trajectory:
+async def _run(setup: EpisodeSetup, task: AnyTask, id: TrajectoryId, version: int) -> Trajectory:
     limits, clock = setup.limits, _Clock({})
     started_at, started = time.time(), trio.current_time()
-    where = domain(task.domain)
-    conversation = Conversation(setup.template, where.policy, where.tools)
-    conversation.observe(Message("user", task.opening))
-    async with open_session(task, call_timeout=limits.tool_call) as session:
-        turns = _Turns(setup, task, id, version, conversation, session, clock)
+    async with setup.environment.open(task, id, episode_seed(task, id)) as stage:
+        conversation = Conversation(setup.template, "", stage.tools)
+        conversation.observe(*stage.opening)
+        turns = _Turns(setup, task, id, version, conversation, stage, clock)
         finish = await turns.play()
-        snapshot = session.finish()
-    since = trio.current_time()
-    verdict = _grade(task, snapshot)
-    clock.add("grader", since)
+        since = trio.current_time()
+        with bound(limits.tool_call, BackendError, "reading the terminal state"):
+            state = await stage.finish()
+        with bound(limits.grader, GraderError, f"grading {task.id}"):
+            verdict = await stage.grade(state, Play(conversation.messages, finish))
+        clock.add("grader", since)
     clock.add("total", started)
     return Trajectory(
         id=id,
@@ -95,37 +91,37 @@ async def _run(setup: EpisodeSetup, task: Task, id: TrajectoryId, version: int) 
 class _Turns:
     """The conversation's state machine: agent turns, tool calls and user turns, each within its budget."""
 
-    def __init__(self, setup, task, id, version, conversation, session, clock):
+    def __init__(self, setup, task, id, version, conversation, stage, clock):
         self._setup: EpisodeSetup = setup
         self._key = f"{task.id}#{id}"
         self._version: int = version
         self._conversation: Conversation = conversation
-        self._session: Session = session
-        self._user: User = setup.make_user(task)
+        self._stage: Stage = stage
         self._clock: _Clock = clock
         self.actor = ""
         self.sampled_tokens = 0
         self.prompt_tokens = 0
 
     async def play(self) -> FinishReason:
-        limits = self._setup.limits
-        user_turns = 0
-        for _ in range(limits.agent_turns):
+        limits, stage = self._setup.limits, self._stage
+        for turn in range(1, limits.agent_turns + 1):
             budget = min(limits.turn_tokens, limits.episode_tokens - self._conversation.token_count)
             if budget < 1:
                 return "token_limit"
             message = await self._agent_turn(budget)
+            if any(call.name in stage.ending for call in message.calls):
+                return "end_turn_tool"
             if message.calls:
-                results = [await self._tool_call(call) for call in message.calls]
-                self._conversation.observe(*results)
-                continue
-            reply = await self._user_turn()
-            if reply is None:
-                return "done"
-            if user_turns == limits.user_turns:
-                return "user_limit"
-            user_turns += 1
-            self._conversation.observe(Message("user", reply))
+                await self._tool_calls(message.calls)
+            elif finish := stage.ends(message):
+                return finish
+            if turn == stage.agent_turns:
+                return "agent_limit"
+            if not message.calls:
+                reply = await self._user_turn()
+                if isinstance(reply, Ended):
+                    return reply.reason
+                self._conversation.observe(Message("user", reply))
         return "turn_limit"
 
     async def _agent_turn(self, budget: int) -> Message:
@@ -149,26 +145,25 @@ class _Turns:
         self._clock.add("actor", since)
         return self._conversation.add_generation(generation)
 
-    async def _tool_call(self, call: ToolCall) -> Message:
-        if call.error is not None:
-            return Message("tool", call.error, name=call.name, is_error=True)
-        since = trio.current_time()
-        with bound(self._setup.limits.tool_call, BackendError, f"tool {call.name}"):
-            result = await self._session.call(call.name, call.arguments)
-        self._clock.add("tools", since)
-        return Message("tool", result.text, name=call.name, is_error=result.is_error)
+    async def _tool_calls(self, calls: tuple[ToolCall, ...]) -> None:
+        """Carry out a turn's calls in order, and tell the agent all answers at once."""
+        results, said = [], []
+        for call in calls:
+            if call.error is not None:
+                results.append(Message("tool", call.error, name=call.name, is_error=True))
+                continue
+            since = trio.current_time()
+            with bound(self._setup.limits.tool_call, BackendError, f"tool {call.name}"):
+                answer = await self._stage.call(call)
+            self._clock.add("tools", since)
+            results.append(Message("tool", answer.text, name=call.name, is_error=answer.is_error))
+            if answer.direct is not None:
+                said.append(Message("assistant", answer.direct, injected=True))
+        self._conversation.observe(*results, *said)
 
-    async def _user_turn(self) -> str | None:
+    async def _user_turn(self) -> str | Ended:
         since = trio.current_time()
         with bound(self._setup.limits.user, UserError, "the simulated user"):
-            reply = await self._user.reply(self._conversation.messages)
+            reply = await self._stage.reply(self._conversation.messages)
         self._clock.add("user", since)
         return reply
-
-
-def _grade(task: Task, snapshot) -> Verdict:
-    # A grader that raises is a fault of the task or of ours, never the agent's: no verdict, no reward.
-    try:
-        return grade(task, snapshot)
-    except Exception as error:
-        raise GraderError(f"grading {task.id} failed: {error!r}") from error

@@ -10,6 +10,7 @@ from protocol.records import Verdict
 from rollout_engine.actors.policy import Sampling
 from rollout_engine.actors.scripted import ScriptedPolicy
 from rollout_engine.engine import Engine, load_template
+from rollout_engine.environments.native import NativeEnvironment
 from rollout_engine.environments.registry import load_tasks
 from rollout_engine.episode import EpisodeSetup
 from rollout_engine.errors import ActorError, ConfigurationError
@@ -120,7 +121,13 @@ def make_engine(tiny_config, tiny_template):
         config = msgspec.structs.replace(
             tiny_config, learner=learner, rollout=msgspec.structs.replace(tiny_config.rollout, **settings)
         )
-        setup = EpisodeSetup(policy, tiny_template, scripted_user, Sampling(), config.rollout.limits)
+        setup = EpisodeSetup(
+            policy,
+            tiny_template,
+            NativeEnvironment(scripted_user, config.rollout.limits),
+            Sampling(),
+            config.rollout.limits,
+        )
         required = []
 
         async def require(version):

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 import trio
 
-from protocol.records import ToolCall, TrajectoryId
+from protocol.records import ToolCall, TrajectoryId, Verdict
 from rollout_engine.actors.policy import Generation, Sampling
 from rollout_engine.actors.scripted import ScriptedPolicy
+from rollout_engine.environments.native import NativeEnvironment
 from rollout_engine.environments.registry import load_tasks
 from rollout_engine.environments.task import Say
 from rollout_engine.episode import EpisodeSetup, run_episode
 from rollout_engine.errors import ActorError, EpisodeTimeout, GraderError, UserError
+from rollout_engine.grading import grade
 from rollout_engine.tokens.conversation import Conversation
 from rollout_engine.users import scripted_user
 
@@ -21,7 +23,13 @@ ID = TrajectoryId("r", 4, 0, 0)
 
 @pytest.fixture
 def setup(tiny_config, tiny_template):
-    return EpisodeSetup(None, tiny_template, scripted_user, Sampling(), tiny_config.rollout.limits)
+    return EpisodeSetup(
+        None,
+        tiny_template,
+        NativeEnvironment(scripted_user, tiny_config.rollout.limits),
+        Sampling(),
+        tiny_config.rollout.limits,
+    )
 
 
 def playing(setup, script):
@@ -68,7 +76,8 @@ async def test_an_exhausted_budget_ends_the_episode_and_is_graded(setup, limits,
     script = task.script if finish != "user_limit" else asking
     config = type(setup.limits)
     tight = config(**({name: getattr(setup.limits, name) for name in config.__struct_fields__} | limits))
-    trajectory = await run_episode(playing(replace(setup, limits=tight), script), task, ID, 4)
+    tightened = replace(setup, limits=tight, environment=NativeEnvironment(scripted_user, tight))
+    trajectory = await run_episode(playing(tightened, script), task, ID, 4)
     assert trajectory.finish == finish and trajectory.reward == 0.0
     assert len(trajectory.tokens.unpack().ids) >= 30
 
@@ -99,18 +108,34 @@ async def test_a_user_that_never_answers_is_a_system_error(setup, autojump_clock
         async def reply(self, messages):
             await trio.sleep_forever()
 
-    silent = replace(playing(setup, (Say("which booking ?"),)), make_user=lambda task: Silent())
+    environment = NativeEnvironment(lambda task: Silent(), setup.limits)
+    silent = replace(playing(setup, (Say("which booking ?"),)), environment=environment)
     with pytest.raises(UserError, match="the simulated user took longer than 60 s"):
         await run_episode(silent, TASKS[0], ID, 4)
 
 
-async def test_a_grader_that_raises_gives_no_verdict(setup, monkeypatch):
+async def test_a_check_that_raises_on_any_database_gives_no_verdict(setup, monkeypatch):
     def broken(task, snapshot):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("rollout_engine.episode.grade", broken)
-    with pytest.raises(GraderError, match="ZeroDivisionError"):
+    monkeypatch.setattr("rollout_engine.grading.blame.grade", broken)
+    with pytest.raises(GraderError, match="fails on the oracle's own database: ZeroDivisionError"):
         await run_episode(playing(setup, TASKS[0].script), TASKS[0], ID, 4)
+
+
+async def test_a_check_that_raises_on_what_the_agent_left_is_scored_and_flagged(setup, monkeypatch):
+    task = TASKS[0]
+
+    def touchy(task, snapshot):
+        if grade(task, snapshot).reward == 0.0:
+            raise KeyError("ticket")
+        return Verdict(1.0)
+
+    monkeypatch.setattr("rollout_engine.grading.blame.grade", touchy)
+    trajectory = await run_episode(playing(setup, (Say("no ."),)), task, ID, 4)
+    assert trajectory.verdict.reasons == ("the check raised on the database that the agent left: KeyError('ticket')",)
+    assert trajectory.reward == 0.0
+    assert (await run_episode(playing(setup, task.script), task, ID, 4)).reward == 1.0
 
 
 async def test_a_turn_cut_by_its_cap_is_closed_and_the_stream_stays_the_templates(setup, monkeypatch):

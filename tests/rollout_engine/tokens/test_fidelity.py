@@ -8,6 +8,7 @@ from protocol.records import TokenArrays, TrajectoryId
 from rollout_engine.actors.policy import Sampling
 from rollout_engine.actors.scripted import ScriptedPolicy
 from rollout_engine.environments.catalogue import domain
+from rollout_engine.environments.native import NativeEnvironment
 from rollout_engine.environments.registry import load_tasks
 from rollout_engine.episode import EpisodeSetup, run_episode
 from rollout_engine.tokens.fidelity import trajectory_problems
@@ -18,7 +19,13 @@ TASKS = load_tasks(("travel", "retail"), "train", 60, 0)
 
 async def recorded(tiny_config, tiny_template, task):
     policy = ScriptedPolicy(tiny_template, lambda _: task.script)
-    setup = EpisodeSetup(policy, tiny_template, scripted_user, Sampling(), tiny_config.rollout.limits)
+    setup = EpisodeSetup(
+        policy,
+        tiny_template,
+        NativeEnvironment(scripted_user, tiny_config.rollout.limits),
+        Sampling(),
+        tiny_config.rollout.limits,
+    )
     return await run_episode(setup, task, TrajectoryId("r", 0, 0, 0), 0)
 
 

@@ -10,6 +10,7 @@ from rollout_engine.actors.policy import Sampling
 from rollout_engine.actors.scripted import ScriptedPolicy
 from rollout_engine.engine import model_folder
 from rollout_engine.environments.catalogue import domain
+from rollout_engine.environments.native import NativeEnvironment
 from rollout_engine.environments.registry import generate, load_tasks
 from rollout_engine.episode import EpisodeSetup, run_episode
 from rollout_engine.users import scripted_user
@@ -26,7 +27,13 @@ from rollout_engine.warmstart.demonstrations import (
 async def test_a_demonstration_is_the_stream_that_the_engine_records(tiny_config, tiny_template):
     for task in load_tasks(("travel", "retail"), "train", 40, 0):
         policy = ScriptedPolicy(tiny_template, lambda _, script=task.script: script)
-        setup = EpisodeSetup(policy, tiny_template, scripted_user, Sampling(), tiny_config.rollout.limits)
+        setup = EpisodeSetup(
+            policy,
+            tiny_template,
+            NativeEnvironment(scripted_user, tiny_config.rollout.limits),
+            Sampling(),
+            tiny_config.rollout.limits,
+        )
         trajectory = await run_episode(setup, task, TrajectoryId("r", 0, 0, 0), 0)
         conversation = await play(tiny_template, task, task.script)
         assert conversation.arrays() == trajectory.tokens, task.id
