@@ -1,0 +1,1 @@
+"""Tasks, servers and graders of the ThinkingBox ecosystem, run as they are."""
