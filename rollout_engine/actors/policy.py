@@ -6,6 +6,7 @@ log-probabilities and the policy version of each come back together or not at al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -22,7 +23,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     max_tokens: int
     sampling: Sampling
     stop_ids: tuple[int, ...]

@@ -17,6 +17,7 @@ import msgspec
 
 from rollout_engine.actors.policy import GenerateRequest, Generation
 from rollout_engine.errors import ActorError
+from rollout_engine.tokens.ids import raw_json
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
@@ -203,7 +204,7 @@ def _generate_body(request: GenerateRequest) -> dict[str, Any]:
     }
     if request.seed is not None:
         parameters["seed"] = request.seed
-    return {"token_ids": request.prompt_ids, "sampling_params": parameters}
+    return {"token_ids": raw_json(request.prompt_ids), "sampling_params": parameters}
 
 
 def _completion_body(request: GenerateRequest, model: str) -> dict[str, Any]:

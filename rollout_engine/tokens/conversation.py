@@ -16,6 +16,7 @@ from protocol.records import Message, TokenArrays
 from rollout_engine.actors.policy import Generation
 from rollout_engine.tokens.encoding import RenderingError
 from rollout_engine.tokens.fidelity import stream_problems
+from rollout_engine.tokens.ids import Ids
 from rollout_engine.tokens.interpretation import interpret
 from rollout_engine.tokens.messages import template_message
 from rollout_engine.tokens.stream import TokenStream
@@ -38,7 +39,8 @@ class Conversation:
         template.check_tools(self._toolset.text)
         self._stream = TokenStream()
         self._messages: list[Message] = []
-        self._generations: list[tuple[int, tuple[int, ...]]] = []
+        self._turns: list[tuple[int, int]] = []
+        """Where each sampled turn begins and ends in the stream."""
         self._awaits_generation = False
 
     @property
@@ -46,8 +48,8 @@ class Conversation:
         return tuple(self._messages)
 
     @property
-    def prompt_ids(self) -> list[int]:
-        """The whole stream so far; after :meth:`observe` it is the next request's prompt."""
+    def prompt_ids(self) -> Ids:
+        """The whole stream so far; after :meth:`observe` it is the next request's prompt. Nothing is copied."""
         return self._stream.ids
 
     @property
@@ -58,15 +60,6 @@ class Conversation:
     @property
     def sampled_tokens(self) -> int:
         return self._stream.sampled
-
-    @property
-    def retokenised(self) -> int:
-        """Sampled ids that the stream doesn't hold exactly as they were sampled: 0, by construction."""
-        return sum(
-            a != b
-            for start, ids in self._generations
-            for a, b in zip(self._stream.slice(start, start + len(ids)), ids, strict=True)
-        )
 
     def observe(self, *messages: Message) -> None:
         """Append user, tool and injected assistant messages, and the generation prompt.
@@ -88,12 +81,12 @@ class Conversation:
             self._template.check_tools(json.dumps(call.arguments, ensure_ascii=False))
         chat = [template_message(message) for message in messages]
         rendering = self._template.rendering
-        if not self._generations:
+        if not self._turns:
             segments = rendering.prompt(chat, self._toolset.listed)
         else:
             segments = rendering.delta(chat)
         ids = self._template.encode_segments(segments)
-        if self._generations and self._ends_closed(self._generations[-1][1]):
+        if self._ends_closed():
             if ids[0] != self._template.close_id:
                 raise RenderingError("the delta doesn't begin with the token that closes a turn")
             del ids[0]  # the policy sampled it
@@ -105,10 +98,9 @@ class Conversation:
         """Append a sampled turn and return it as interpreted; raises ``ValueError`` without an open prompt."""
         if not self._awaits_generation:
             raise ValueError("a generation needs an observation before it")
-        ids = tuple(generation.ids)
-        start = len(self._stream)
+        ids, start = generation.ids, len(self._stream)
         self._stream.sample(ids, generation.logprobs, generation.versions)
-        self._generations.append((start, ids))
+        self._turns.append((start, len(self._stream)))
         self._awaits_generation = False
         text = self._template.decode(ids[:-1] if ids and ids[-1] in self._template.stop_ids else ids)
         read = interpret(text, self._toolset, self._template.reasoning_open)
@@ -121,14 +113,14 @@ class Conversation:
 
     def verify(self) -> list[str]:
         """Problems of the stream against one rendering of the whole conversation; empty when there is none."""
-        problems = []
-        if self.retokenised:
-            problems.append(f"{self.retokenised} sampled tokens were changed after sampling")
-        turns = [list(ids) for _, ids in self._generations]
-        return problems + stream_problems(self._template, self._toolset, self._messages, self._stream.ids, turns)
+        turns = [self._stream.slice(start, end) for start, end in self._turns]
+        ids = self._stream.ids.tolist()
+        return stream_problems(self._template, self._toolset, self._messages, ids, turns)
 
-    def _ends_closed(self, ids: Sequence[int]) -> bool:
-        return bool(ids) and ids[-1] == self._template.close_id
+    def _ends_closed(self) -> bool:
+        """Whether the last sampled turn ended with the token that closes a turn."""
+        start, end = self._turns[-1] if self._turns else (0, 0)
+        return start < end and self._stream.slice(end - 1, end) == [self._template.close_id]
 
     def _merge_system(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         rest = list(messages)

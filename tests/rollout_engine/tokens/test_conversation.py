@@ -57,7 +57,6 @@ def test_a_whole_episode_is_what_the_template_writes(template):
     chat.observe(Message("user", "Oh."))
     chat.add_generation(sampled(template, think + "Sorry."))
     assert chat.verify() == []
-    assert chat.retokenised == 0
     text = template.decode(chat.prompt_ids)
     assert text.count("I look.\n</think>") == (3 if template.reasoning_open else 0)
     assert "One moment.\n" + CALL + "<|im_end|>\n<|im_start|>user\n<tool_response>\n" in text
@@ -185,9 +184,11 @@ def test_any_order_of_observations_verifies(plain, thinking, data):
     template = data.draw(st.sampled_from([plain, thinking]), "template")
     text = st.lists(st.sampled_from([*INJECTIONS, "a", "user", "\n", "<", "\u0338"]), max_size=4).map("".join)
     chat = start(template, system=data.draw(text), user=data.draw(text), tools=data.draw(st.sampled_from([[], TOOLS])))
+    turns = []
     for _ in range(data.draw(st.integers(0, 4))):
         ids = template.encode(data.draw(text)) + data.draw(st.sampled_from([[], [template.close_id]]))
         chat.add_generation(Generation(ids, [-1.0] * len(ids), [0] * len(ids), "stop"))
+        turns += ids
         chat.observe(
             *(
                 Message(data.draw(st.sampled_from(["user", "tool"])), data.draw(text))
@@ -195,16 +196,16 @@ def test_any_order_of_observations_verifies(plain, thinking, data):
             )
         )
     assert chat.verify() == []
-    assert chat.retokenised == 0
+    arrays = chat.arrays().unpack()
+    assert arrays.ids[arrays.mask == 1].tolist() == turns
 
 
 def test_verify_sees_a_changed_stream(template):
     chat = start(template)
     chat.add_generation(sampled(template, "Hm</think>Yes"))
-    chat._stream._ids[-2] += 1
-    problems = chat.verify()
-    assert "1 sampled tokens were changed" in problems[0]
-    assert "differs from the template's at character" in problems[1]
+    chat._stream._ids._ids[4] += 1  # of the prompt
+    [problem] = chat.verify()
+    assert "differs from the template's at character" in problem
 
 
 def test_leading_system_messages_are_merged(template):

@@ -18,11 +18,12 @@ def test_a_stream_keeps_ids_mask_logprobs_and_versions():
     assert (len(stream), stream.sampled) == (5, 2)
 
 
-def test_ids_are_a_copy():
+def test_ids_stay_as_they_were_when_the_stream_grows():
     stream = TokenStream()
     stream.observe([1])
-    stream.ids.append(2)
-    assert stream.ids == [1]
+    before = stream.ids
+    stream.observe([2])
+    assert before == [1] and stream.ids == [1, 2]
 
 
 @pytest.mark.parametrize(("logprobs", "versions"), [([], [0]), ([-1.0], []), ([-1.0, -1.0], [0])])
