@@ -15,7 +15,8 @@ the actor's, and rho also carries what actor and learner compute differently.
 
 With truncated importance weights (loss.truncated_is = C) the two are told apart: the old policy is the learner
 itself before the update (rho is 1, with the same gradient), and each token's loss is weighted by
-min(pi_learner / pi_behaviour, C), through which no gradient flows.
+min(pi_learner / pi_behaviour, C), through which no gradient flows. That is how tokens of older policy versions
+(rollout.max_staleness) are learnt from: pi_behaviour is the version that sampled each.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class TokenSums(NamedTuple):
     """Sums over sampled tokens, float32 scalars: added over microbatches, divided by the token count once.
 
     ``entropy`` in nats; ``kl`` the k3 estimate rho - 1 - log rho of KL(behaviour || learner); ``difference``
-    |learner - behaviour| log-probability, ``largest`` its maximum (the one that is not a sum).
+    |learner - behaviour| log-probability, ``largest`` its maximum (the one that is not a sum); ``truncated`` counts
+    tokens whose importance weight was cut at ``loss.truncated_is``.
     """
 
     loss: jax.Array
@@ -63,6 +65,7 @@ class TokenSums(NamedTuple):
     kl: jax.Array
     difference: jax.Array
     entropy: jax.Array
+    truncated: jax.Array
     largest: jax.Array
 
     def merge(self, other: TokenSums) -> TokenSums:
@@ -81,8 +84,9 @@ def policy_loss(logprobs, behaviour, advantages, entropy, valid, loss: Loss) -> 
     advantages = jnp.where(valid, advantages, 0.0)
     log_ratio = jnp.clip(logprobs - behaviour, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     importance = jnp.exp(log_ratio)
-    ratio = importance
+    ratio, truncated = importance, jnp.zeros_like(importance)
     if loss.truncated_is is not None:
+        truncated = importance > loss.truncated_is
         ratio = jnp.exp(logprobs - jax.lax.stop_gradient(logprobs))
 
     plain = -ratio * advantages
@@ -104,5 +108,6 @@ def policy_loss(logprobs, behaviour, advantages, entropy, valid, loss: Loss) -> 
         kl=total(importance - 1 - log_ratio),
         difference=jnp.sum(difference),
         entropy=total(entropy),
+        truncated=total(truncated),
         largest=jnp.max(difference, initial=0.0),
     )

@@ -42,6 +42,8 @@ class Metrics:
             ]
         else:
             shown.append("no update: " + ("gradient not finite" if "grad_norm" in values else "no advantage"))
+        if values["staleness_max"]:
+            shown.append(f"stale by {values['staleness_mean']:.2f}")
         shown += [f"tokens {values['sampled_tokens']:.0f}", f"{values['seconds']:.1f} s", self._left(step)]
         self.console.print("  ".join(shown), highlight=False, soft_wrap=True)
 

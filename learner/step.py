@@ -146,6 +146,7 @@ class Step:
             "entropy": float(sums.entropy) / tokens,
             "ratio": float(sums.ratio) / tokens,
             "clip_fraction": float(sums.clipped) / tokens,
+            "truncated_fraction": float(sums.truncated) / tokens,
             "approximate_kl": float(sums.kl) / tokens,
             "behaviour_difference": float(sums.difference) / tokens,
             "behaviour_difference_max": float(sums.largest),

@@ -5,7 +5,9 @@ Invariant (rules 12 and 13): the weights after step s are a function of the base
 learner killed at any point restores its last checkpoint and takes the logged batches after it again, through this
 same loop.
 
-Version v is the policy that step v is rolled out with: version 0 the base, version ``steps`` the last, ``final``.
+Version v is the policy after v updates: version 0 the base, version ``steps`` the last, ``final``. Step s is rolled
+out with version s, or, at ``rollout.max_staleness`` k, with versions s - k to s: then the engine is up to k steps
+ahead, and what comes to ``next`` was sampled while the updates before it were made. The loop is the same.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from learner.models.huggingface import load_params, param_shapes, read_config
 from learner.models.qwen3 import Qwen3Config
 from learner.packing import Stream, efficiency, pack
 from learner.step import PROBE_TOKENS, Step
-from learner.streams import streams
+from learner.streams import staleness, streams
 from learner.weights import WeightStore
 from protocol.config import Config, ConfigError, Learner
 from protocol.records import PolicyVersion, Probe
@@ -132,7 +134,7 @@ class Trainer:
         """One update, and its metrics; raises :class:`~learner.errors.BatchError`."""
         started, learner = time.monotonic(), self.config.learner
         batch = delivery.batch
-        learned = streams(batch, delivery.trajectories, self.step)
+        learned = streams(batch, delivery.trajectories, self.step, self.config.rollout.max_staleness)
         microbatches = pack(learned, learner.row_tokens, learner.rows_per_microbatch)
         self.state, measured = self.compiled.update(self.state, microbatches)
         if learned:
@@ -144,6 +146,7 @@ class Trainer:
             "informative_groups": float(sum(len(set(group.rewards)) > 1 for group in batch.groups)),
             "episodes": float(batch.ledger.started),
             "rollout_seconds": batch.seconds,
+            **_staleness(delivery, self.step),
             **measured,
             **_lengths(learned),
             "packing_efficiency": efficiency(microbatches) if microbatches else 0.0,
@@ -163,6 +166,11 @@ class Trainer:
         )
         final = self.step == self.config.learner.steps
         self.announce(self.weights.write(self.config.run, self.step, params, probe, final))
+
+
+def _staleness(delivery: Delivery, step: int) -> dict[str, float]:
+    mean, most = staleness(delivery.trajectories, step)
+    return {"staleness_mean": mean, "staleness_max": most}
 
 
 def _lengths(learned: list[Stream]) -> dict[str, float]:

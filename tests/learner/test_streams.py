@@ -4,7 +4,7 @@ import pytest
 from tiny import make_batch
 
 from learner.errors import BatchError
-from learner.streams import streams
+from learner.streams import staleness, streams
 from protocol.records import TokenArrays
 
 
@@ -35,11 +35,16 @@ def change(trajectories, i, **changes):
     [
         (lambda b, t: (b, t[1:]), "not in the log"),
         (lambda b, t: (b, change(t, 0, tokens=None)), "no token arrays"),
-        (lambda b, t: (b, change(t, 2, policy_version=1)), "policy version 1"),
+        (lambda b, t: (b, change(t, 2, policy_version=1)), r"policy version 1 with tokens of \[3\]"),
+        (lambda b, t: (b, change(t, 2, newer_versions=(4,))), r"policy version 3, 4 with tokens of \[3\]"),
         (lambda b, t: (b, change(t, 1, verdict=msgspec.structs.replace(t[1].verdict, reward=0.7))), "reward 0.7"),
         (lambda b, t: (msgspec.structs.replace(b, policy_version=2), t), "policy version 2"),
         (lambda b, t: (msgspec.structs.replace(b, group_size=5), t), "is not 5 different samples"),
-        (lambda b, t: (b, make_batch(3, version=2)[1]), r"tokens of \[2\]"),
+        (
+            lambda b, t: (b, make_batch(3, version=2)[1]),
+            "tokens of policy version 2 and step 3 trains on versions 3 to 3",
+        ),
+        (lambda b, t: (b, make_batch(3, version=4)[1]), "tokens of policy version 4"),
         (lambda b, t: (b, change(t, 0, tokens=msgspec.structs.replace(t[0].tokens, mask=b"\1"))), "disagree in length"),
     ],
 )
@@ -59,3 +64,29 @@ def test_what_follows_the_last_sampled_token_is_left_out():
     for member in (trajectories[0], longer):
         out = streams(batch, [member, *trajectories[1:]], 3)[0]
         np.testing.assert_array_equal(out.ids, tokens.ids[:kept])
+
+
+def test_tokens_of_older_versions_are_learnt_from_within_the_bound():
+    batch, trajectories = make_batch(3, older=1)
+    assert batch.policy_version == 2 and [t.versions for t in trajectories[:2]] == [(3,), (2, 3)]
+    stale = streams(batch, trajectories, 3, max_staleness=1)
+    current = streams(*make_batch(3), 3)
+    for a, b in zip(stale, current, strict=True):
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_array_equal(x, y)
+    versions = np.concatenate([t.tokens.unpack().versions for t in trajectories])
+    assert staleness(trajectories, 3) == ((versions == 2).mean(), 1.0)
+
+
+@pytest.mark.parametrize(("older", "bound"), [(1, 0), (2, 1), (3, 2)])
+def test_tokens_beyond_the_bound_are_refused_whatever_the_manifest_says(older, bound):
+    batch, trajectories = make_batch(3, older=older)
+    with pytest.raises(BatchError, match=f"policy version {3 - older}; rollout.max_staleness is {bound}"):
+        streams(batch, trajectories, 3, max_staleness=bound)
+    batch = msgspec.structs.replace(batch, policy_version=3 - bound)
+    with pytest.raises(BatchError, match=f"versions {3 - bound} to 3: rollout.max_staleness is {bound}"):
+        streams(batch, trajectories, 3, max_staleness=bound)
+
+
+def test_an_update_without_tokens_is_not_stale():
+    assert staleness([], 3) == (0.0, 0.0)

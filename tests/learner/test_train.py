@@ -14,6 +14,7 @@ from rich.console import Console
 from tiny import make_batch, make_config, make_model, make_streams, write_log
 
 from learner.batches import Delivery, LogBatches
+from learner.errors import BatchError
 from learner.main import learner as verb
 from learner.mesh import make_mesh
 from learner.models.huggingface import load_params, param_shapes
@@ -29,16 +30,16 @@ ROOT = Path(__file__).parents[2]
 class Source:
     """Batches made by hand; notes what the loop does, in order."""
 
-    def __init__(self, events, equal=()):
-        self.events, self.equal = events, equal
+    def __init__(self, events, equal=(), stale=0):
+        self.events, self.equal, self.stale = events, equal, stale
 
     def next(self, step):
-        batch, trajectories = make_batch(step, equal=step in self.equal)
+        batch, trajectories = make_batch(step, equal=step in self.equal, older=min(step, self.stale))
         return Delivery(batch, trajectories, lambda: self.events.append(("acknowledged", step)))
 
 
-def train(folder, steps=4, equal=(), **learner):
-    """(announced versions, events, printed text) of one run of the loop."""
+def train(folder, steps=4, equal=(), stale=0, **learner):
+    """(announced versions, events, printed text) of one run of the loop, over batches ``stale`` versions behind."""
     config = make_config(folder, **learner)
     if not (config.path / "base").exists():
         make_model(config.path / "base")
@@ -48,7 +49,7 @@ def train(folder, steps=4, equal=(), **learner):
         versions.append(version)
         events.append(("announced", version.version))
 
-    with Trainer(config, Source(events, equal), announce, Console(file=out, width=200)) as trainer:
+    with Trainer(config, Source(events, equal, stale), announce, Console(file=out, width=200)) as trainer:
         trainer.run(steps)
     return versions, events, out.getvalue()
 
@@ -129,6 +130,22 @@ def test_a_finished_run_only_announces_its_last_version_again(whole):
     again, events, _ = train(folder, equal=(2,))
     assert events == [("announced", 4)]
     assert again[0].sha256 == versions[-1].sha256 and again[0].final
+
+
+def test_a_stale_run_is_weighed_told_and_restarted_to_the_same_bits(tmp_path):
+    versions, _, printed = train(tmp_path / "straight", stale=1, max_staleness=1)
+    train(tmp_path / "cut", steps=3, stale=1, max_staleness=1)
+    again, _, _ = train(tmp_path / "cut", stale=1, max_staleness=1)
+    assert again[-1].sha256 == versions[-1].sha256
+    assert [m["staleness_max"] for m in metrics(tmp_path / "straight")] == [0, 1, 1, 1]
+    assert all(0 < m["staleness_mean"] < 1 for m in metrics(tmp_path / "straight")[1:])
+    assert printed.count("stale by 0.") == 3
+    assert make_config(tmp_path, max_staleness=1).learner.loss.truncated_is == 2.0
+
+
+def test_a_synchronous_run_refuses_stale_tokens(tmp_path):
+    with pytest.raises(BatchError, match="step 1 got the batch of step 1, rolled out with policy version 0"):
+        train(tmp_path, stale=1)
 
 
 def test_rows_that_the_mesh_does_not_divide_are_refused(tmp_path):

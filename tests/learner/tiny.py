@@ -62,8 +62,13 @@ def make_streams(count: int, seed: int = 0, longest: int = 60, vocab: int = 64) 
     return out
 
 
-def make_batch(step: int, run: str = "tiny", groups: int = 2, group_size: int = 4, equal: bool = False, version=None):
-    """(batch, trajectories): ``equal`` makes every group's rewards equal, in bucket zero_variance."""
+def make_batch(
+    step: int, run: str = "tiny", groups: int = 2, group_size: int = 4, equal: bool = False, version=None, older=0
+):
+    """(batch, trajectories): ``equal`` makes every group's rewards equal, in bucket zero_variance.
+
+    Tokens are of ``version`` (default: ``step``), the first half of each odd sample's of ``older`` versions before it.
+    """
     rng = np.random.default_rng(step)
     records, trajectories = [], []
     for group in range(groups):
@@ -73,14 +78,19 @@ def make_batch(step: int, run: str = "tiny", groups: int = 2, group_size: int = 
             (stream,) = make_streams(1, seed=int(rng.integers(1 << 30)))
             mask = np.zeros(len(stream.ids), np.uint8)
             mask[stream.sampled] = 1
-            versions = np.full(len(stream.sampled), step if version is None else version)
+            newest = step if version is None else version
+            versions = np.full(len(stream.sampled), newest)
+            if older and id.sample % 2:
+                versions[: len(versions) // 2] = newest - older
+            oldest, *newer = np.unique(versions).tolist()
             trajectories.append(
                 Trajectory(
                     id=id,
                     task=f"tiny/none/train/{group}",
                     domain="tiny",
                     family="none",
-                    policy_version=step,
+                    policy_version=oldest,
+                    newer_versions=tuple(newer),
                     messages=(),
                     verdict=Verdict(reward),
                     finish="done",
@@ -91,19 +101,20 @@ def make_batch(step: int, run: str = "tiny", groups: int = 2, group_size: int = 
         records.append(GroupRecord(group, f"tiny/none/train/{group}", ids, tuple(rewards), bucket))
     count = groups * group_size
     ledger = Ledger(started=count, trained=0 if equal else count, zero_variance=count if equal else 0)
-    return Batch(run, step, step, group_size, tuple(records), ledger, "short" if equal else "full"), trajectories
+    oldest = min(trajectory.policy_version for trajectory in trajectories)
+    return Batch(run, step, oldest, group_size, tuple(records), ledger, "short" if equal else "full"), trajectories
 
 
-def write_log(path: Path, steps: int) -> None:
+def write_log(path: Path, steps: int, max_staleness: int = 0) -> None:
     with LogWriter(path, "tiny") as log:
         for step in range(steps):
-            batch, trajectories = make_batch(step)
+            batch, trajectories = make_batch(step, older=min(step, max_staleness))
             for trajectory in trajectories:
                 log.write(trajectory)
             log.write(batch)
 
 
-def make_config(folder: Path, **learner) -> Config:
+def make_config(folder: Path, max_staleness: int = 0, **learner) -> Config:
     """A run in ``folder/tiny`` whose model folder is ``folder/tiny/base``."""
     defaults = {
         "steps": 4,
@@ -119,7 +130,7 @@ def make_config(folder: Path, **learner) -> Config:
         "run": "tiny",
         "folder": str(folder),
         "model": {"folder": "base"},
-        "rollout": {"limits": {"episode_tokens": learner["row_tokens"]}},
+        "rollout": {"limits": {"episode_tokens": learner["row_tokens"]}, "max_staleness": max_staleness},
         "learner": learner,
     }
     return resolve(tree)

@@ -99,3 +99,11 @@ def test_the_dump_loads_to_the_same_configuration(tmp_path):
     config = configuration.load(written(tmp_path, "run: r\nseed: 4"), ["rollout.groups=3"])
     again = configuration.load(written(tmp_path, configuration.dump(config)))
     assert again == config
+
+
+@pytest.mark.parametrize(
+    ("staleness", "given", "resolved"), [(0, None, None), (0, 5.0, 5.0), (1, None, 2.0), (1, 5.0, 5.0)]
+)
+def test_stale_tokens_are_always_weighed(staleness, given, resolved):
+    tree = {"run": "r", "rollout": {"max_staleness": staleness}, "learner": {"loss": {"truncated_is": given}}}
+    assert configuration.resolve(tree).learner.loss.truncated_is == resolved
