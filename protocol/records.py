@@ -235,7 +235,7 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     rewards: tuple[float, ...]
     bucket: Literal["trained", "zero_variance", "surplus"]
     versions: tuple[int, ...] = ()
-    """Policy versions that sampled its tokens, ascending; empty: the batch's ``policy_version`` alone."""
+    """Policy versions that sampled its tokens, ascending."""
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -83,8 +83,10 @@ class BatchState:
             started += result.started
             if result.whole:
                 ids, rewards = tuple(s.id for s in complete), tuple(s.reward for s in complete)
-                records.append(GroupRecord(number, result.task, ids, rewards, bucket))
+                versions = tuple(sorted({version for sample in complete for version in sample.versions}))
+                records.append(GroupRecord(number, result.task, ids, rewards, bucket, versions))
         ledger = Ledger(started=started, system_error=dict(sorted(errors.items())), **counts)
         ledger.check()
         outcome = "full" if self.full else "short"
-        return Batch(run, step, step, group_size, tuple(records), ledger, outcome, round(seconds, 3))
+        oldest = min((record.versions[0] for record in records), default=step)
+        return Batch(run, step, oldest, group_size, tuple(records), ledger, outcome, round(seconds, 3))

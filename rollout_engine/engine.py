@@ -1,4 +1,7 @@
-"""The engine: steps of synchronous batches, from an announced policy version to a published manifest.
+"""The engine: steps, from an announced policy version to a published manifest.
+
+At ``rollout.max_staleness`` 0 the steps are synchronous: step s starts when version s is served. At k it starts when
+version s - k is, so that the learner's updates and the next steps' rollouts overlap.
 
 Invariants: a trajectory is on the log before its group counts it (the log is the truth, rule 12), so an
 engine restarted in mid-step finds every complete sample there and runs only the missing ones. A step is
@@ -51,15 +54,17 @@ class Engine:
     bus: Bus
     progress: StepProgress
     require: Callable[[int], Awaitable[None]]
-    """Waits until the policy serves a version; raises an EpisodeSystemError or ConfigurationError at its bound."""
+    """Waits until the policy serves a version or a later one; raises an EpisodeSystemError or ConfigurationError at
+    its bound."""
 
     async def run(self) -> None:
         """Run every step that has no manifest on the log yet."""
         for step in range(self.config.learner.steps):
             if await self.bus.batch(step) is None:
                 self.progress.step(step)
-                await self.bus.wait_policy(step)
-                await self.require(step)
+                oldest = max(0, step - self.config.rollout.max_staleness)
+                await self.bus.wait_policy(oldest)
+                await self.require(oldest)
                 self.progress.batch(await self.run_step(step))
 
     async def run_step(self, step: int) -> Batch:
@@ -164,6 +169,7 @@ async def open_setup(config: Config, policy: Policy) -> AsyncIterator[EpisodeSet
             ),
             sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p),
             limits=config.rollout.limits,
+            max_staleness=config.rollout.max_staleness,
         )
 
 

@@ -33,6 +33,8 @@ class EpisodeSetup:
     environment: Environment
     sampling: Sampling
     limits: Limits
+    max_staleness: int = 0
+    """Versions before an episode's own that may sample its tokens: weights may change while it runs."""
 
 
 @dataclass
@@ -46,7 +48,8 @@ class _Clock:
 
 
 async def run_episode(setup: EpisodeSetup, task: AnyTask, id: TrajectoryId, version: int) -> Trajectory:
-    """Run ``task`` once with policy version ``version`` and grade the state that it leaves.
+    """Run ``task`` once with policy version ``version``, or up to ``setup.max_staleness`` before it, and grade the
+    state that it leaves.
 
     Raises an :class:`EpisodeSystemError` for anything that the policy did not cause.
     """
@@ -74,7 +77,7 @@ async def _run(setup: EpisodeSetup, task: AnyTask, id: TrajectoryId, version: in
         task=task.id,
         domain=task.domain,
         family=task.family,
-        policy_version=version,
+        policy_version=min(turns.versions, default=version),
         messages=conversation.messages,
         verdict=verdict,
         finish=finish,
@@ -85,6 +88,7 @@ async def _run(setup: EpisodeSetup, task: AnyTask, id: TrajectoryId, version: in
         prompt_tokens=turns.prompt_tokens,
         started_at=started_at,
         timings={part: round(seconds, 6) for part, seconds in clock.seconds.items()},
+        newer_versions=tuple(sorted(turns.versions)[1:]),
     )
 
 
@@ -98,6 +102,8 @@ class _Turns:
         self._conversation: Conversation = conversation
         self._stage: Stage = stage
         self._clock: _Clock = clock
+        self.versions: set[int] = set()
+        """Those that sampled its tokens so far."""
         self.actor = ""
         self.sampled_tokens = 0
         self.prompt_tokens = 0
@@ -135,10 +141,12 @@ class _Turns:
             episode=self._key,
         )
         generation = await setup.policy.generate(request)
-        stale = [v for v in generation.versions if v != self._version]
-        if stale:
-            raise ActorError(f"{generation.actor or 'the actor'} sampled with policy version {stale[0]}, "
-                             f"not {self._version}")  # fmt: skip
+        versions, oldest = set(generation.versions), self._version - setup.max_staleness
+        if strange := [version for version in versions if not oldest <= version <= self._version]:
+            wanted = f"{oldest} to {self._version}" if setup.max_staleness else self._version
+            raise ActorError(f"{generation.actor or 'the actor'} sampled with policy version {strange[0]}, "
+                             f"not {wanted}")  # fmt: skip
+        self.versions |= versions
         self.actor = generation.actor
         self.prompt_tokens += len(prompt)
         self.sampled_tokens += len(generation.ids)

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,20 @@ def test_launches_exactly_what_could_be_needed_and_replaces_zero_variance_groups
     ]
     assert batch.outcome == "full" and batch.policy_version == 3
     assert batch.ledger.trained == 6 and batch.ledger.zero_variance == 2 and batch.ledger.started == 8
+
+
+def test_the_manifest_says_which_versions_sampled_each_group():
+    state = BatchState(groups=2, max_groups=2)
+    state.launch()
+    for group, versions in enumerate([((3, ()), (3, ())), ((2, (3,)), (3, ()))]):
+        settled = result(group, MIXED)
+        for index, (oldest, newer) in enumerate(versions):
+            settled.samples[index] = msgspec.structs.replace(
+                settled.samples[index], policy_version=oldest, newer_versions=newer
+            )
+        state.settle(settled)
+    batch = state.close("r", 3, 2, 0)
+    assert [group.versions for group in batch.groups] == [(3,), (2, 3)] and batch.policy_version == 2
 
 
 def test_stops_at_the_bound_with_a_short_batch():

@@ -1,6 +1,7 @@
 """A step from an announced version to its manifest, over a log in memory: rules 1, 3, 10, 11 and 12 at the engine."""
 
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -127,6 +128,7 @@ def make_engine(tiny_config, tiny_template):
             NativeEnvironment(scripted_user, config.rollout.limits),
             Sampling(),
             config.rollout.limits,
+            config.rollout.max_staleness,
         )
         required = []
 
@@ -157,6 +159,25 @@ async def test_a_run_waits_for_each_version_and_logs_each_steps_manifest(make_en
         assert batch.ledger.started == batch.ledger.trained == GROUPS * SIZE
         assert all(log.logged[i.step, i.group, i.sample].id == i for g in batch.groups for i in g.trajectories)
     assert engine.progress.told == {"step": 2, "episode": 2 * GROUPS * SIZE, "group": 2 * GROUPS, "batch": 2}
+
+
+@pytest.mark.parametrize(("staleness", "awaited"), [(1, [0, 0]), (0, [0, 1])])
+async def test_a_step_starts_as_soon_as_a_version_within_the_bound_is_served(
+    make_engine, tiny_template, staleness, awaited
+):
+    class Behind(MixedPolicy):
+        """Serves version 0 all along, as while the learner is at its first update."""
+
+        async def generate(self, request):
+            generation = await super().generate(request)
+            return replace(generation, versions=[max(0, v - staleness) for v in generation.versions])
+
+    log = MemoryLog()
+    engine = make_engine(log, Behind(tiny_template), max_staleness=staleness)
+    await engine.run()
+    assert log.waited == engine.required == awaited
+    assert [batch.policy_version for batch in log.batches.values()] == awaited
+    assert [group.versions for group in log.batches[1].groups] == [(awaited[1],)] * GROUPS
 
 
 async def test_a_step_whose_manifest_is_logged_is_not_run_again(make_engine, tiny_template):

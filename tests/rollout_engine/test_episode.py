@@ -93,6 +93,41 @@ async def test_tokens_of_another_version_are_a_system_error(setup):
         await run_episode(replace(setup, policy=stale), TASKS[0], ID, 4)
 
 
+class Aging:
+    """Plays a script; each turn is sampled by the next of ``versions``, or half by one and half by the next."""
+
+    def __init__(self, template, script, versions):
+        self._played = ScriptedPolicy(template, lambda task: script)
+        self._versions = iter(versions)
+
+    async def generate(self, request):
+        generation, versions = await self._played.generate(request), next(self._versions)
+        half = len(generation.ids) // 2
+        each = [versions[0]] * half + [versions[-1]] * (len(generation.ids) - half)
+        return replace(generation, versions=each, actor=f"a{versions[-1]}")
+
+
+async def test_every_token_keeps_its_version_when_weights_change_during_an_episode(setup):
+    task = next(task for task in TASKS if len(task.script) >= 3)
+    turns = [(3,), (3, 4), *[(4,)] * 20]
+    aged = replace(setup, policy=Aging(setup.template, task.script, turns), max_staleness=1)
+    trajectory = await run_episode(aged, task, ID, 4)
+    fresh = await run_episode(playing(setup, task.script), task, ID, 4)
+    assert trajectory.tokens.ids == fresh.tokens.ids, "the stream goes on as it was"
+    assert (trajectory.policy_version, trajectory.newer_versions, trajectory.versions) == (3, (4,), (3, 4))
+    assert (fresh.policy_version, fresh.newer_versions) == (4, ())
+    versions = trajectory.tokens.unpack().versions.tolist()
+    assert versions == sorted(versions) and versions.count(3) > 1 and versions.count(4) > 1
+    assert trajectory.actor == "a4"
+
+
+@pytest.mark.parametrize(("version", "message"), [(2, "policy version 2, not 3 to 4"), (5, "policy version 5, not 3")])
+async def test_tokens_beyond_the_staleness_bound_are_a_system_error(setup, version, message):
+    aged = replace(setup, policy=Aging(setup.template, TASKS[0].script, [(version,)] * 20), max_staleness=1)
+    with pytest.raises(ActorError, match=message):
+        await run_episode(aged, TASKS[0], ID, 4)
+
+
 async def test_an_actor_that_never_answers_ends_at_the_episodes_bound(setup, autojump_clock):
     async def hang(request):
         await trio.sleep_forever()
