@@ -44,6 +44,8 @@ class Nats(_Section):
     """Bound on one request; one that goes unanswered is sent again."""
     reconnect: Seconds = 60.0
     """Bound on riding out a lost server, over all retries of one operation."""
+    full_wait: Seconds = 600.0
+    """Bound on waiting for room while the server's storage is full."""
     wait: Seconds = 3600.0
     """Bound on waiting for a policy version or a batch whose caller names none of its own."""
 
@@ -121,14 +123,14 @@ class Outage(_Section):
     """When system errors of one kind are nobody's fault but a service's: launches pause and probe it."""
 
     errors: Positive = 8
-    """Errors of one kind, of at least two tasks, among the last ``among`` episodes that ended, open an outage. As
-    many successes in a row end it."""
+    """First attempts that ended in an error of one kind, over at least three tasks, among the last ``among``: an
+    outage. As many successes in a row end it."""
     among: Positive = 12
     probe: Seconds = 5.0
     """Before the first probe episode; doubled after each that fails."""
     max_probe: Seconds = 120.0
     longest: Seconds = 1800.0
-    """Bound on one outage; then the run stops and says what to do."""
+    """Bound on an outage without a single success; then the run stops and says what to do."""
 
 
 class Rollout(_Section):

@@ -250,13 +250,13 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     groups: tuple[GroupRecord, ...]
     ledger: Ledger
     outcome: Literal["full", "short"] = "full"
+    seconds: float = 0.0
     bound: Literal["", "max_groups", "max_incomplete", "batch"] = ""
     """The bound (a key of the section ``rollout``) that ended a short batch."""
     waves: int = 1
     """Times that groups were launched: each wave after the first costs the wall time of an episode or more."""
     pool: dict[str, int] = {}
     """Tasks of the pool by difficulty band, by their posteriors when the step began."""
-    seconds: float = 0.0
 
 
 class Probe(msgspec.Struct, frozen=True):

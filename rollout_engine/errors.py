@@ -9,6 +9,7 @@ something that the agent had no part in: that one sample runs again, and the led
       UserError         the simulated user's model
       GraderError       no verdict
       EpisodeTimeout    the episode as a whole
+    RunStopped          a stated bound was reached: the log keeps what is done, and the message says how to go on
     ConfigurationError  bad input before anything starts: names the fault and the way out
 """
 
@@ -19,6 +20,9 @@ class EpisodeSystemError(Exception):
     """Something that the policy did not cause ended an episode. ``kind`` names the ledger's bucket."""
 
     kind = "unknown"
+
+    retry_after: float | None = None
+    """Seconds for which the service asked to be left alone (``Retry-After``), where it did."""
 
 
 class ActorError(EpisodeSystemError):
@@ -41,6 +45,11 @@ class EpisodeTimeout(EpisodeSystemError):
     """The episode as a whole exceeded its bound without any single wait exceeding its own."""
 
     kind = "episode-timeout"
+
+
+class RunStopped(Exception):
+    """The run can't go on within a bound of the configuration. What is done is on the log; the same command goes on
+    from there once the message's advice is followed."""
 
 
 class ConfigurationError(Exception):

@@ -6,6 +6,7 @@ any set of bands that tile [0, 1] sum to 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,17 @@ class Posterior:
         tail = (1 - level) / 2
         low, high = betaincinv(self.alpha, self.beta, np.array([tail, 1 - tail]))
         return float(low), float(high)
+
+    def mixed(self, attempts: int) -> float:
+        """Chance that ``attempts`` attempts come out mixed, neither all passed nor all failed.
+
+        Beta-binomial, in closed form: 1 - E[p^n] - E[(1 - p)^n], E[p^n] being the product of (a + i) / (a + b + i)
+        over i < n.
+        """
+        total = self.alpha + self.beta
+        solved = math.prod((self.alpha + i) / (total + i) for i in range(attempts))
+        failed = math.prod((self.beta + i) / (total + i) for i in range(attempts))
+        return max(0.0, 1.0 - solved - failed)
 
     @property
     def mean(self) -> float:
