@@ -84,14 +84,48 @@ class SamplingConfig(_Section):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
-class UserModel(_Section):
-    kind: Literal["scripted", "llm"] = "scripted"
+class Price(_Section):
+    """Price of a million tokens, in whatever currency."""
+
+    prompt: Annotated[float, Meta(ge=0)] = 0.0
+    cached: Annotated[float, Meta(ge=0)] = 0.0
+    """Of prompt tokens that the endpoint had cached."""
+    completion: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class ChatModel(_Section):
+    """A model behind an OpenAI-compatible chat endpoint."""
+
     endpoint: str = ""
-    """OpenAI-compatible base URL; needed when ``kind`` is ``llm``."""
+    """Base URL, for example http://127.0.0.1:8000/v1."""
     model: str = ""
     api_key_env: str = ""
     """Name of the environment variable that holds the key."""
-    temperature: float = 0.3
+    temperature: Annotated[float, Meta(ge=0)] = 0.0
+    max_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Of an answer; 0: the endpoint's own bound."""
+    timeout: Seconds = 60.0
+    """Bound on one request."""
+    retries: Annotated[int, Meta(ge=0)] = 3
+    """Requests after the first, on a lost connection and on a status that passes."""
+    max_retry_after: Seconds = 60.0
+    """An endpoint that asks for a longer pause than this isn't asked again."""
+    price: Price = Price()
+
+
+class UserModel(ChatModel):
+    kind: Literal["scripted", "llm"] = "scripted"
+    """``llm`` needs an endpoint and a model."""
+    temperature: Annotated[float, Meta(ge=0)] = 0.3
+    can_end: bool = False
+    """ThinkingBox tasks: whether the user, too, may end the conversation; it then has one turn more."""
+
+
+class Judge(ChatModel):
+    """The model that answers yes or no about texts, for tests that ask it."""
+
+    form: Literal["word", "motivation"] = "word"
+    """What a question about a text is answered with: one word, or JSON with a motivation."""
 
 
 class Retry(_Section):
@@ -285,6 +319,7 @@ class Config(_Section):
     warmstart: WarmStart = WarmStart()
     actor: Actor = Actor()
     evaluation: Evaluation = Evaluation()
+    judge: Judge = Judge()
 
     @property
     def path(self) -> Path:
@@ -342,8 +377,11 @@ def resolve(tree: dict[str, Any], source: str = "configuration") -> Config:
         )
     if config.rollout.user.kind == "llm" and not (config.rollout.user.endpoint and config.rollout.user.model):
         raise ConfigError(f"{source}: rollout.user.kind is llm, so rollout.user.endpoint and .model must be set")
+    if bool(config.judge.endpoint) != bool(config.judge.model):
+        raise ConfigError(f"{source}: judge.endpoint and judge.model must be set both, or neither")
     for key, url in [
         ("rollout.user.endpoint", config.rollout.user.endpoint),
+        ("judge.endpoint", config.judge.endpoint),
         *(("actor.urls", u) for u in config.actor.urls),
     ]:
         if url and not is_http(url):

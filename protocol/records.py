@@ -136,6 +136,21 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     diff: tuple[RowChange, ...] = ()
 
 
+class ModelCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One answered request to a model that isn't the policy. Tokens are what its endpoint says; 0 where it doesn't."""
+
+    role: Literal["user", "judge"]
+    model: str
+    prompt_tokens: int = 0
+    """Cached ones included."""
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    seconds: float = 0.0
+    """From the first request to the answer, retries included."""
+    cost: float = 0.0
+    """At the configured price."""
+
+
 class TrajectoryId(msgspec.Struct, frozen=True, order=True):
     """(run, step, group, sample, attempt): publishing one id twice changes nothing (rule 10)."""
 
@@ -172,6 +187,8 @@ class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     """Unix seconds."""
     timings: dict[str, float] = {}
     """Seconds spent by part: actor, tools, user, grader, total."""
+    model_calls: tuple[ModelCall, ...] = ()
+    """Requests to the models of the simulated user and the judge."""
     newer_versions: tuple[int, ...] = ()
     """The other versions that sampled its tokens, ascending: weights that changed during the episode."""
 

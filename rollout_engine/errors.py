@@ -8,6 +8,7 @@ something that the agent had no part in: that one sample runs again, and the led
       BackendError      the environment: a crashed session, a lost connection, a bound exceeded
       UserError         the simulated user's model
       GraderError       no verdict
+        JudgeError      the judge's model
       EpisodeTimeout    the episode as a whole
     RunStopped          a stated bound was reached: the log keeps what is done, and the message says how to go on
     ConfigurationError  bad input before anything starts: names the fault and the way out
@@ -39,6 +40,12 @@ class UserError(EpisodeSystemError):
 
 class GraderError(EpisodeSystemError):
     kind = "grader"
+
+
+class JudgeError(GraderError):
+    """The judge's model can't be asked: never a No."""
+
+    kind = "judge"
 
 
 class EpisodeTimeout(EpisodeSystemError):
