@@ -26,14 +26,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import yaml
 
 from rollout_engine.sessions.errors import ServersFileError
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
 PROCESS_KEYS = {"type", "name", "command", "env", "cwd", "transport"}
 REMOTE_KEYS = {"type", "name", "endpoint", "headers", "timeout", "transport", "credential"}
 
@@ -48,10 +46,10 @@ class ServerSpec:
     name: str
     kind: Literal["process", "remote"] = "process"
     command: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default=NOTHING)
+    env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     endpoint: str = ""
-    headers: Mapping[str, str] = field(default=NOTHING)
+    headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 60.0
     transport: Literal["stdio", "streamable-http", "sse"] = "stdio"
     mode: Literal["auto", "fork", "spawn"] = "auto"
@@ -167,7 +165,7 @@ def _texts(value: Any, where: str) -> Mapping[str, str]:
     for key, text in entries.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise ServersFileError(f"{where}.{key} must be text; put it in quotes: {str(text)!r}")
-    return MappingProxyType(dict(entries))
+    return dict(entries)
 
 
 def _known(entry: Mapping[str, Any], keys: set[str], where: str) -> None:

@@ -1,0 +1,173 @@
+"""The session host: isolated sessions over MCP servers, cheap to open, bounded in number, and never leaked.
+
+Invariant: leaving the host's block leaves no process, descriptor or task behind, whatever happened inside; and every
+wait has a bound in :class:`HostLimits`.
+
+    async with SessionHost(load_servers("servers.yaml")) as host:
+        async with host.open({"bookings": {"rows": [...]}}, seed=7) as session:
+            result = await session.call("book", {"room": 12})
+            effects = await session.effects()
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+
+from rollout_engine.sessions.admission import Room
+from rollout_engine.sessions.errors import HostFull, SessionError, SessionTimeout
+from rollout_engine.sessions.limits import HostLimits
+from rollout_engine.sessions.links import Link, ProcessLink
+from rollout_engine.sessions.results import Mode
+from rollout_engine.sessions.servers import ServerSpec
+from rollout_engine.sessions.session import Session, Template
+from rollout_engine.sessions.sources import Source, start_source
+
+
+class SessionHost:
+    """``async with SessionHost(servers, limits) as host``. Runs on trio and on asyncio."""
+
+    def __init__(self, servers: Mapping[str, ServerSpec], limits: HostLimits | None = None):
+        self.servers = dict(servers)
+        self.limits = limits or HostLimits()
+        self.room = Room(self.limits.open, self.limits.memory_bytes)
+        self._runnable = anyio.Semaphore(self.limits.runnable, fast_acquire=True)
+        self._sources: dict[str, Source] = {}
+        self._starting = {name: anyio.Lock() for name in self.servers}
+
+    async def __aenter__(self) -> SessionHost:
+        self._stack = await AsyncExitStack().__aenter__()
+        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        return self
+
+    async def __aexit__(self, *exc: object) -> bool | None:
+        with anyio.CancelScope(shield=True):
+            for source in self._sources.values():
+                await source.close()
+        self._tasks.cancel_scope.cancel()
+        return await self._stack.__aexit__(*exc)
+
+    @property
+    def modes(self) -> dict[str, Mode]:
+        """How sessions are made, of the servers used so far."""
+        return {name: source.mode for name, source in self._sources.items()}
+
+    async def examine(self, server: str) -> Mode:
+        """Start a server, if that hasn't happened, and say how its sessions are made. Raises SessionError."""
+        return (await self._source(server)).mode
+
+    @asynccontextmanager
+    async def open(
+        self,
+        configs: Mapping[str, Any],
+        seed: int = 0,
+        tools: Sequence[str] | None = None,
+        session_id: str | None = None,
+    ) -> AsyncIterator[Session]:
+        """A session over the servers named in ``configs``, each initialized with its configuration.
+
+        ``tools``: the names an agent may call (None: all but reserved ones). ``seed`` sets the servers' random state.
+
+        Raises HostFull, ServerStartFailed, InitFailed, SessionTimeout or another SessionError.
+        """
+        sources = [await self._source(server) for server in configs]
+        async with self._admitted(sum(source.bytes() for source in sources)):
+            links: dict[str, Link] = {}
+            session: Session | None = None
+            try:
+                with _bounded(self.limits.open_timeout):
+                    for source in sources:
+                        async with self._slot():
+                            links[source.spec.name] = await source.open(seed)
+                    session = Session(session_id or uuid.uuid4().hex, links, tools, self)
+                    await session.initialize(configs, self.limits.open_timeout)
+                yield session
+            finally:
+                await self._end(session, links)
+
+    @asynccontextmanager
+    async def template(
+        self, configs: Mapping[str, Any], seed: int = 0, tools: Sequence[str] | None = None
+    ) -> AsyncIterator[Template]:
+        """A session that is initialized once and cloned many times, for the samples of one group."""
+        async with self.open(configs, seed=seed, tools=tools) as session:
+            yield Template(session, self, configs, tools)
+
+    @asynccontextmanager
+    async def _copied(self, origin: Session, seed: int, *, bound: bool) -> AsyncIterator[Session]:
+        amount = sum(self._sources[server].bytes() for server in origin._links)
+        async with self._admitted(amount):
+            links = await origin.copy_links(seed, bound=bound)
+            session = Session(uuid.uuid4().hex, links, origin._visible, self)
+            session.init_result = dict(origin.init_result)
+            session._owns_resources = False
+            try:
+                yield session
+            finally:
+                await self._end(session, links)
+
+    async def _end(self, session: Session | None, links: Mapping[str, Link]) -> None:
+        if session is not None:
+            await session.close(self.limits.close_timeout)
+        else:
+            with anyio.CancelScope(shield=True):
+                for link in links.values():
+                    await link.close()
+
+    def _admitted(self, amount: int):
+        return self.room.taken(amount, self.limits.open_timeout)
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """One of the places for sessions that run."""
+        try:
+            with anyio.fail_after(self.limits.queue_timeout):
+                await self._runnable.acquire()
+        except TimeoutError:
+            raise HostFull(
+                f"no place to run within {self.limits.queue_timeout:g} s: {self.limits.runnable} sessions are in calls"
+            ) from None
+        try:
+            yield
+        finally:
+            self._runnable.release()
+
+    @asynccontextmanager
+    async def _running(self, link: Link) -> AsyncIterator[None]:
+        """A place to run for a link that has a process here; a remote server takes none."""
+        if isinstance(link, ProcessLink):
+            async with self._slot():
+                yield
+        else:
+            yield
+
+    async def _source(self, server: str) -> Source:
+        if server not in self.servers:
+            raise SessionError(
+                f"no server {server!r}; the servers file has {', '.join(self.servers) or 'none'}", server=server
+            )
+        async with self._starting[server]:
+            if server not in self._sources:
+                self._sources[server] = await start_source(self.servers[server], self.limits, self._tasks)
+            return self._sources[server]
+
+
+class _bounded:
+    """Opening as a whole, as a named outcome."""
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._scope = anyio.fail_after(seconds)
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+
+    def __exit__(self, *exc: Any) -> bool | None:
+        try:
+            return self._scope.__exit__(*exc)
+        except TimeoutError as error:
+            raise SessionTimeout(f"the session was not open within {self._seconds:g} s") from error
