@@ -1,0 +1,172 @@
+"""One run of one test, inside the grader child.
+
+Invariant: standard library only. The result is written once, after the test has come to its end, with the key that
+came with the job; nothing that a test prints, returns or writes elsewhere can take its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import marshal
+import math
+import struct
+import sys
+import traceback
+
+import standins
+
+
+def run(channel):
+    """Serve the one job that comes over ``channel``, a stream socket."""
+    job = json.loads(receive(channel))
+    code = marshal.loads(receive(channel))
+    key, limit = job["key"], job["output_bytes"]
+
+    def ask(target, method, arguments):
+        send(channel, json.dumps({"key": key, "ask": target, "method": method, "arguments": arguments}).encode())
+        answer = json.loads(receive(channel))
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["value"]
+
+    prints = _Prints(limit)
+    sys.stdout = sys.stderr = prints
+    outcome = _outcome(job, code, ask)
+    metadata = outcome.pop("metadata")
+    try:
+        metadata = json.loads(json.dumps(metadata, default=str))
+    except (TypeError, ValueError, RecursionError):
+        metadata = {"unreadable": repr(metadata)[:limit]}
+    if len(json.dumps(metadata)) > limit:
+        metadata = {"too_large": sorted(map(str, metadata))[:20]}
+    for name in ("message", "trace"):
+        outcome[name] = outcome.get(name, "")[-limit:]
+    outcome |= {"prints": prints.getvalue(), "metadata": metadata}
+    send(channel, json.dumps({"key": key, "outcome": outcome}).encode())
+
+
+def _outcome(job, code, ask):
+    context = standins.TestContext.of(job["context"])
+    judge = standins.Judge(ask)
+    standins.SessionClientFixture.ask = staticmethod(ask)
+    space = {"__name__": "task_test", "__builtins__": __builtins__}
+    try:
+        with contextlib.ExitStack() as stack:
+            exec(code, space)
+            test = space[job["function"]]
+            made = _Fixtures(job["fixtures"], {"x": context, "judge": judge}, stack)
+            result = test(**{name: made.get(name) for name in _parameters(test)})
+        return _rewarded(result) | {"metadata": context.metadata}
+    except MemoryError:
+        context = None
+        return {"kind": "limit", "message": f"memory: {job['memory_bytes'] >> 20} MiB", "metadata": {}}
+    except BaseException as error:  # SystemExit and KeyboardInterrupt are no way to pass
+        failed = isinstance(error, AssertionError)
+        message = str(error) if failed else f"{type(error).__name__}: {error}"
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == job["uid"]]
+        source = job["code"].splitlines()
+        line = lines[-1] if lines else 0
+        return {
+            "kind": "fail" if failed else "raised",
+            "message": message,
+            "line": line,
+            "source": source[line - 1].strip() if 0 < line <= len(source) else "",
+            "trace": "".join(traceback.format_exception_only(type(error), error)),
+            "metadata": context.metadata,
+        }
+
+
+def _rewarded(result):
+    if result is None:
+        return {"kind": "pass", "reward": 1.0}
+    try:
+        reward = float(result)
+    except (TypeError, ValueError, OverflowError):
+        reward = math.nan
+    if isinstance(result, str) or not 0.0 <= reward <= 1.0:
+        return {"kind": "raised", "message": f"the test returned {result!r:.200}, which is no reward from 0 to 1"}
+    return {"kind": "pass", "reward": reward}
+
+
+def _parameters(function):
+    """Names of the parameters that must be given."""
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (ValueError, TypeError):
+        return []
+    return [name for name, p in parameters.items() if p.kind in named and p.default is p.empty]
+
+
+class FixtureFault(Exception):
+    """A fixture that can't be made."""
+
+
+class _Fixtures:
+    """Made by name on first use, each after those that its own parameters name."""
+
+    def __init__(self, definitions, known, stack):
+        self._definitions = definitions
+        self._made = dict(known)
+        self._stack = stack
+        self._making = []
+
+    def get(self, name):
+        if name in self._made:
+            return self._made[name]
+        if name in self._making:
+            raise FixtureFault(f"fixtures need one another: {' -> '.join([*self._making, name])}")
+        if name not in self._definitions:
+            known = ", ".join(sorted(self._definitions)) or "none"
+            raise FixtureFault(f"no fixture {name!r}; defined: {known}")
+        self._making.append(name)
+        definition = self._definitions[name]
+        arguments = dict(definition.get("arguments", {}))
+        module, _, leaf = definition["type"].rpartition(".")
+        try:
+            factory = getattr(importlib.import_module(module), leaf)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise FixtureFault(f"fixture {name!r}: no {definition['type']!r}: {error}") from error
+        arguments |= {other: self.get(other) for other in _parameters(factory) if other not in arguments}
+        value = factory(**arguments)
+        if hasattr(value, "__enter__") and hasattr(value, "__exit__"):
+            value = self._stack.enter_context(value)
+        self._making.pop()
+        self._made[name] = value
+        return value
+
+
+class _Prints(io.StringIO):
+    """Keeps the first ``limit`` characters."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self._left = limit
+
+    def write(self, text):
+        super().write(text[: self._left])
+        self._left = max(0, self._left - len(text))
+        return len(text)
+
+
+def send(channel, data):
+    channel.sendall(struct.pack(">I", len(data)) + data)
+
+
+def receive(channel):
+    (size,) = struct.unpack(">I", _exactly(channel, 4))
+    return _exactly(channel, size)
+
+
+def _exactly(channel, size):
+    data = bytearray()
+    while len(data) < size:
+        part = channel.recv(min(size - len(data), 1 << 20))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
