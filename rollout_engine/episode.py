@@ -88,6 +88,7 @@ async def _run(setup: EpisodeSetup, task: AnyTask, id: TrajectoryId, version: in
         prompt_tokens=turns.prompt_tokens,
         started_at=started_at,
         timings={part: round(seconds, 6) for part, seconds in clock.seconds.items()},
+        model_calls=tuple(stage.calls),
         newer_versions=tuple(sorted(turns.versions)[1:]),
     )
 
@@ -126,6 +127,8 @@ class _Turns:
             if not message.calls:
                 reply = await self._user_turn()
                 if isinstance(reply, Ended):
+                    if reply.said is not None:
+                        self._conversation.observe(Message("user", reply.said))
                     return reply.reason
                 self._conversation.observe(Message("user", reply))
         return "turn_limit"

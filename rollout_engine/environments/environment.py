@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from protocol.records import FinishReason, Message, ToolCall, TrajectoryId, Verdict
+from protocol.records import FinishReason, Message, ModelCall, ToolCall, TrajectoryId, Verdict
 from rollout_engine.environments.task import Turn
 from rollout_engine.tokens.toolset import ToolSet
 
@@ -45,9 +45,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Instead of a user's reply: the conversation is over."""
+    """Instead of a user's reply: the conversation is over. ``said``: the user's last words, which nobody answers."""
 
     reason: FinishReason
+    said: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,16 @@ class Stage(Protocol):
     ``tools``        what the agent may call.
     ``agent_turns``  the task's own bound on the agent's turns; None for none but the run's.
     ``ending``       tools whose call ends the conversation and isn't carried out.
+    ``calls``        what has been asked of the user's and the judge's models so far.
     """
 
     opening: tuple[Message, ...]
     tools: Sequence[Mapping[str, Any]] | ToolSet
     agent_turns: int | None
     ending: frozenset[str]
+
+    @property
+    def calls(self) -> Sequence[ModelCall]: ...
 
     async def call(self, call: ToolCall) -> Answer:
         """Carry out a call that was understood; its ``arguments`` are set."""

@@ -5,11 +5,11 @@ Invariant: a stage is one MCP session on one SQLite backend, and its verdict dep
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from protocol.config import Limits
-from protocol.records import Message, ToolCall, TrajectoryId, Verdict
+from protocol.records import Message, ModelCall, ToolCall, TrajectoryId, Verdict
 from rollout_engine.environments.catalogue import domain
 from rollout_engine.environments.environment import Answer, Ended, Play
 from rollout_engine.environments.schema import Snapshot
@@ -47,6 +47,10 @@ class NativeStage:
         self._session = session
         self._user = user
         self._replies_left = user_turns
+
+    @property
+    def calls(self) -> Sequence[ModelCall]:
+        return self._user.calls
 
     async def call(self, call: ToolCall) -> Answer:
         result = await self._session.call(call.name, call.arguments)

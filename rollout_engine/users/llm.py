@@ -8,18 +8,15 @@ retries: it is never the policy's fault.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
-from typing import Any
 
-import anyio
 import httpx
 
-from protocol.config import ConfigError, UserModel
-from protocol.records import Message
+from protocol.config import UserModel
+from protocol.records import Message, ModelCall
+from rollout_engine.chat_endpoint import ChatEndpoint
 from rollout_engine.environments.task import Task
-from rollout_engine.errors import UserError
 from rollout_engine.users.user import visible
 
 RULES = """\
@@ -33,14 +30,6 @@ You play a customer who is talking to a service agent. Write only the customer's
 DONE = "<DONE>"
 UNKNOWN = "I do not know."
 
-RETRIES = 3
-"""Calls after the first, on a lost connection or one of :data:`RETRIED`."""
-
-RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-
-BACKOFF = 0.5
-"""Seconds before the first retry; doubled for each further one."""
-
 _LABEL = re.compile(r"^(?:\*\*)?(?:user|customer)(?:\*\*)?\s*:(?:\*\*)?\s*", re.IGNORECASE)
 _THINKING = re.compile(r"^.*</think>|<think>.*$", re.DOTALL)
 _AGENT = re.compile(r"^(?:\*\*)?(?:agent|assistant)(?:\*\*)?\s*:.*", re.IGNORECASE | re.MULTILINE | re.DOTALL)
@@ -48,48 +37,22 @@ _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "`": "`"}
 
 
 class LlmUser:
-    """The customer of one task. ``client`` is shared; its time limits are the caller's.
+    """The customer of one task. ``client`` is shared, and not closed.
 
-    Raises :class:`ConfigError` when the key's environment variable is named but not set.
+    Raises :class:`protocol.config.ConfigError` when the key's environment variable is named but not set.
     """
 
     def __init__(self, task: Task, config: UserModel, client: httpx.AsyncClient) -> None:
         self._context = private_context(task)
-        self._config = config
-        self._client = client
-        self._headers = authorization(config)
+        self._model = ChatEndpoint(config, client, "user")
+
+    @property
+    def calls(self) -> Sequence[ModelCall]:
+        """What has been asked of the model."""
+        return self._model.calls
 
     async def reply(self, messages: Sequence[Message]) -> str | None:
-        answer = await self._complete(prompt(self._context, messages))
-        return clean(answer)
-
-    async def _complete(self, messages: list[dict[str, str]]) -> str:
-        url = self._config.endpoint.rstrip("/") + "/chat/completions"
-        body = {"model": self._config.model, "messages": messages, "temperature": self._config.temperature}
-        for attempt in range(RETRIES + 1):
-            try:
-                response = await self._client.post(url, json=body, headers=self._headers)
-            except httpx.RequestError as error:
-                fault = f"{type(error).__name__}: {error}"
-            else:
-                if response.is_success:
-                    return _content(response)
-                fault = f"status {response.status_code}: {response.text[:200]}"
-                if response.status_code not in RETRIED:
-                    raise UserError(f"user model {self._config.model} at {url}: {fault}")
-            if attempt < RETRIES:
-                await anyio.sleep(BACKOFF * 2**attempt)
-        raise UserError(f"user model {self._config.model} at {url}: {fault} ({RETRIES + 1} calls)")
-
-
-def authorization(config: UserModel) -> dict[str, str]:
-    """Request headers; raises :class:`ConfigError` when the key's environment variable is named but not set."""
-    if not config.api_key_env:
-        return {}
-    key = os.environ.get(config.api_key_env)
-    if not key:
-        raise ConfigError(f"rollout.user.api_key_env names {config.api_key_env}, which is not set")
-    return {"Authorization": f"Bearer {key}"}
+        return clean(await self._model.complete(prompt(self._context, messages)))
 
 
 def private_context(task: Task) -> str:
@@ -116,18 +79,3 @@ def clean(answer: str) -> str | None:
     while len(text) > 1 and _QUOTES.get(text[0]) == text[-1]:
         text = _LABEL.sub("", text[1:-1].strip())
     return text or UNKNOWN
-
-
-def _content(response: httpx.Response) -> str:
-    try:
-        content = response.json()["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise UserError(f"user model answered without choices[0].message.content: {response.text[:200]}") from error
-    if content is not None and not _is_text(content):
-        raise UserError(f"user model answered content that is not text: {response.text[:200]}")
-    return content or ""
-
-
-def _is_text(content: Any) -> bool:
-    """Whether it is text that UTF-8 can write: a JSON escape may hold half of a surrogate pair."""
-    return isinstance(content, str) and not re.search("[\ud800-\udfff]", content)

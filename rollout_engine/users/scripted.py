@@ -22,6 +22,8 @@ MAX_ANSWERS = 6
 class ScriptedUser:
     """Answers a question that names a fact: "which booking ?" with "booking B417 ."."""
 
+    calls = ()
+
     def __init__(self, facts: Mapping[str, str], max_answers: int = MAX_ANSWERS) -> None:
         self._answers: dict[str, str] = {}
         for fact, value in facts.items():  # facts that one word asks for are told together

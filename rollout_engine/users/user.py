@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from protocol.records import Message
+from protocol.records import Message, ModelCall
 
 
 class User(Protocol):
+    @property
+    def calls(self) -> Sequence[ModelCall]:
+        """What has been asked of the user's model, if it has one."""
+        ...
+
     async def reply(self, messages: Sequence[Message]) -> str | None:
         """The answer to the agent's last message, or None to end the conversation.
 
