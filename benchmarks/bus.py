@@ -193,8 +193,9 @@ def compare(config: Nats, name: str, count: int, rounds: int) -> None:
     }
     base = middle["raw nats-py"]
     for way, found in middle.items():
+        megabytes = found.rate * bytes_each / 1e6
         print(
-            f"  {way:13} {found.rate:8.0f} a second {found.rate * bytes_each / 1e6:8.1f} MB/s ({found.rate / base.rate:.2f} ×)"
+            f"  {way:13} {found.rate:8.0f} a second {megabytes:8.1f} MB/s ({found.rate / base.rate:.2f} ×)"
             f"   {found.cpu:7.3f} CPU ms each ({found.cpu / base.cpu:.2f} ×)",
             flush=True,
         )

@@ -8,10 +8,9 @@ Use :mod:`protocol.bus` (trio or asyncio) or :mod:`learner.batches` (blocking); 
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from nats.js import api
@@ -36,8 +35,7 @@ from protocol.records import (
     encode,
 )
 from protocol.stream import Stored, Stream, publish_headers
-
-T = TypeVar("T")
+from protocol.together import each
 
 _NAME_IN_USE = 10058
 _READERS = 16
@@ -125,16 +123,30 @@ class AsyncioBus:
         """
         self._check(trajectory.id.run)
         subject, id = subjects.trajectory(trajectory.id), str(trajectory.id)
-        data = encode(trajectory)
-        if trajectory.tokens is not None and not self.stream.fits(data, publish_headers(id, 0)):
-            data = encode(await self.claims.deposit(trajectory))
-        return await self.stream.publish(subject, data, id, last=0) is not None
+        tokens, limit = trajectory.tokens, self.connection.client.max_payload
+        # Arrays that can't fit aren't written into a message in vain.
+        data = encode(trajectory) if tokens is None or tokens.encoded_size <= limit else None
+        if data is None or (tokens is not None and not self.stream.fits(data, publish_headers(id, 0))):
+            trajectory = await self.claims.deposit(trajectory)
+            data = encode(trajectory)
+        if await self.stream.publish(subject, data, id, last=0) is not None:
+            return True
+        if trajectory.claim is not None:
+            await self._withdraw(trajectory)
+        return False
+
+    async def _withdraw(self, refused: Trajectory) -> None:
+        """Remove the arrays of a trajectory that the log has refused, unless it is the one that the log holds."""
+        stored = await self.stream.last(subjects.trajectory(refused.id))
+        kept = None if stored is None else self._decode(stored, Trajectory)
+        if kept is None or kept.claim is None or kept.claim.object != refused.claim.object:
+            await self.claims.delete(refused.claim.object)
 
     async def trajectories(self, step: int, arrays: bool = True) -> list[Trajectory]:
         """All logged trajectories of a step, by group and sample; ``arrays=False`` leaves claim checks unresolved."""
         stored = await self.stream.all(subjects.trajectories(self.run, step))
         out = [self._decode(message, Trajectory) for message in stored]
-        return sorted(await _gather(self.claims.resolve, out) if arrays else out, key=lambda t: t.id)
+        return sorted(await each(self.claims.resolve, out, _READERS) if arrays else out, key=lambda t: t.id)
 
     async def fetch(self, ids: Sequence[TrajectoryId]) -> list[Trajectory]:
         """These trajectories, in this order, arrays in place.
@@ -143,7 +155,7 @@ class AsyncioBus:
         """
         for id in ids:
             self._check(id.run)
-        return await _gather(self._fetch_one, ids)
+        return await each(self._fetch_one, ids, _READERS)
 
     async def _fetch_one(self, id: TrajectoryId) -> Trajectory:
         stored = await self.stream.last(subjects.trajectory(id))
@@ -290,19 +302,3 @@ async def _created(creation) -> None:
     except APIError as error:
         if error.err_code != _NAME_IN_USE:
             raise
-
-
-async def _gather(read: Callable[[T], Awaitable[Trajectory]], items: Iterable[T]) -> list[Trajectory]:
-    """``read`` of each item, ``_READERS`` at a time, in their order; the first failure, unwrapped, ends them all."""
-    gate = asyncio.Semaphore(_READERS)
-
-    async def gated(item: T) -> Trajectory:
-        async with gate:
-            return await read(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(gated(item)) for item in items]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from failures
-    return [task.result() for task in tasks]

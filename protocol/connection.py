@@ -1,8 +1,9 @@
-"""One connection to NATS that rides out a server's death (asyncio).
+"""One connection to NATS that rides out a server's death, and a full disk (asyncio).
 
 Invariant: an operation either succeeds or raises a :class:`~protocol.errors.BusError` within
-``nats.reconnect`` seconds, however often the server dies meanwhile; and because every publish is
-idempotent, sending it again is always safe.
+``nats.reconnect`` seconds of its first fault, or ``nats.full_wait`` where the server has no room, however often the
+server dies meanwhile; a wait that a person would notice is told; and because every publish is idempotent, sending
+it again is always safe.
 
 nats-py reconnects for ever by itself. What it doesn't do is tell a request in flight that its answer died
 with the server; here such a request is given up at the moment of the disconnection and sent again.
@@ -11,18 +12,21 @@ with the server; here such a request is given up at the moment of the disconnect
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import urlparse
 
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from protocol.config import Nats
-from protocol.errors import BusClosed, BusError, JetStreamMissing, PayloadLimit, ServerUnreachable
+from protocol.errors import BusClosed, BusError, JetStreamMissing, PayloadLimit, ServerUnreachable, StorageFull
 
 T = TypeVar("T")
 
@@ -50,6 +54,17 @@ _PASSING = (
 _PASSING_CODES = (408, 409, 503)
 """Status of a pull whose consumer went with the old server, or is being moved."""
 
+_CONSUMER_NOT_FOUND = 10014
+"""A reader's consumer lives in memory and went with the old server."""
+
+_NO_ROOM = (10002, 10023, 10047, 10077)
+"""Error codes of a server that could not store: limits of an account, of the server, of its disk, of a stream."""
+
+_PATIENCE = 3.0
+"""Seconds of a wait that nobody needs to be told of."""
+
+_SAY_AGAIN = 30.0
+
 
 class Connection:
     """An open connection with JetStream. Make one with :meth:`open`; end it with :meth:`close`."""
@@ -60,6 +75,12 @@ class Connection:
         self._js: JetStreamContext | None = None
         self._up = asyncio.Event()
         self._attempts: set[asyncio.Timeout] = set()
+        self._answers: dict[str, asyncio.Future[bytes]] = {}
+        """By the subject that an answer is awaited on."""
+        self._numbers = itertools.count()
+        self._inbox = ""
+        self._told: dict[str, float] = {}
+        """When a kind of wait was last told of."""
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -117,6 +138,8 @@ class Connection:
                 f"no NATS server answers at {self.config.url} within {self.config.connect_timeout:g} s "
                 f"({reason or type(reason).__name__}). Start one with bin/nats, or set nats.url"
             ) from error
+        self._inbox = client.new_inbox()
+        await client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
         self._client = client
         self._js = client.jetstream(timeout=self.config.publish_timeout)
         self._up.set()
@@ -168,43 +191,120 @@ class Connection:
 
     # -- bounded retries ---------------------------------------------------------------------------
 
-    async def retry(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
-        """Run ``operation`` until it succeeds, over server restarts, for at most ``nats.reconnect`` seconds.
+    async def retry(self, what: str, operation: Callable[[], Awaitable[T]], bound: float | None = None) -> T:
+        """Run ``operation`` until it succeeds, over server restarts, for at most ``nats.reconnect`` seconds after
+        the first fault, or ``nats.full_wait`` where it is a server without room.
 
-        ``operation`` must be idempotent. Raises :class:`ServerUnreachable` at the bound.
+        ``operation`` must be idempotent; one try takes at most ``bound`` seconds. Raises :class:`ServerUnreachable`
+        or :class:`StorageFull` at the bounds, and :class:`BusError` at once where another try would not help.
         """
+        failure: Exception | None = None
+        if self._up.is_set():
+            # Nearly every operation ends here, so it costs one timer and no more.
+            try:
+                return await self._until_dropped(operation, bound)
+            except (*_PASSING, APIError) as error:
+                failure = self._passing(what, error)
+        return await self._persist(what, operation, bound, failure)
+
+    async def _persist(
+        self, what: str, operation: Callable[[], Awaitable[T]], bound: float | None, failure: Exception | None
+    ) -> T:
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self.config.reconnect
-        pause = 0.05
-        failure: BaseException | None = None
+        began = clock()
+        full_since = began if _no_room(failure) else None
+        deadline = began + (self.config.reconnect if full_since is None else self.config.full_wait)
+        pause, told = 0.05, False
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline) as limit:
                 # The condition is not idle: before Python 3.12 wait_for, inside nats-py, can swallow a cancellation.
                 while clock() < deadline:
-                    try:
-                        await self._restored()
-                        return await self._until_dropped(operation)
-                    except ServerUnreachable as error:
-                        failure = error
-                    except _PASSING as error:
-                        failure = error
-                        log.debug("%s: %r; again in %.2f s", what, error, pause)
-                    except APIError as error:
-                        if error.code not in _PASSING_CODES:
-                            raise BusError(f"{what}: the NATS server at {self.config.url} refused: {error}") from error
-                        failure = error
+                    if full_since is not None or clock() > began + _PATIENCE:
+                        told = self._tell_of_wait(failure) or told
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, 1.0)
+                    try:
+                        async with asyncio.timeout(_PATIENCE):
+                            await self._restored()
+                    except TimeoutError:
+                        continue
+                    except ServerUnreachable as error:
+                        failure = error
+                        continue
+                    try:
+                        value = await self._until_dropped(operation, bound)
+                    except (*_PASSING, APIError) as error:
+                        failure = self._passing(what, error)
+                    else:
+                        if told:
+                            self._tell_of_return()
+                        return value
+                    if _no_room(failure):
+                        full_since = clock() if full_since is None else full_since
+                        deadline = full_since + self.config.full_wait
+                    elif full_since is not None:
+                        deadline = clock() + self.config.reconnect
+                    if not limit.expired():
+                        limit.reschedule(deadline)
         except TimeoutError:
             pass
+        if _no_room(failure):
+            raise StorageFull(
+                f"{what}: the NATS server at {self.config.url} has had no room for {self.config.full_wait:g} s "
+                f"(nats.full_wait): {failure.description}. {_MAKE_ROOM}, then run the same command again: what is on "
+                "the log stays"
+            ) from failure
         raise ServerUnreachable(
             f"{what}: no answer from NATS at {self.config.url} for {self.config.reconnect:g} s (nats.reconnect); "
-            f"last fault: {failure or 'no connection'}. Is the server running (bin/nats)?"
+            f"last fault: {failure or 'no connection'}. Is the server running (bin/nats), and is there room on its "
+            "disk? Then run the same command again: what is on the log stays"
         ) from failure
 
-    async def _until_dropped(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """``operation()``, or ``TimeoutError`` as soon as the connection is lost: no answer will come."""
-        async with asyncio.timeout(None) as attempt:
+    def _passing(self, what: str, error: Exception) -> Exception:
+        """The fault, where it may pass; raises :class:`BusError` where it won't."""
+        if isinstance(error, APIError) and not (
+            isinstance(error, _PASSING)
+            or error.code in _PASSING_CODES
+            or error.err_code == _CONSUMER_NOT_FOUND
+            or _no_room(error)
+        ):
+            raise BusError(
+                f"{what}: the NATS server at {self.config.url} refused: {error}. Its log says more (bin/nats keeps it "
+                "in nats/nats.log of the run's folder)"
+            ) from error
+        log.debug("%s: %r", what, error)
+        return error
+
+    def _tell_of_wait(self, failure: Exception | None) -> bool:
+        """Say once in a while what is waited for; whether it was said."""
+        if _no_room(failure):
+            return self._tell(
+                "full",
+                f"the NATS server at {self.config.url} has no room ({failure.description}): waiting up to "
+                f"{self.config.full_wait:g} s, nothing is lost. {_MAKE_ROOM}",
+            )
+        return self._tell(
+            "away",
+            f"no answer from NATS at {self.config.url}: waiting up to {self.config.reconnect:g} s, nothing is lost",
+        )
+
+    def _tell_of_return(self) -> None:
+        if self._told:
+            self._told.clear()
+            log.warning("NATS at %s goes on", self.config.url)
+
+    def _tell(self, kind: str, text: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._told.get(kind, -_SAY_AGAIN) + _SAY_AGAIN:
+            return False
+        self._told[kind] = now
+        log.warning("%s", text)
+        return True
+
+    async def _until_dropped(self, operation: Callable[[], Awaitable[T]], bound: float | None) -> T:
+        """``operation()``, or ``TimeoutError`` after ``bound`` seconds, or as soon as the connection is lost: no
+        answer will come."""
+        async with asyncio.timeout(bound) as attempt:
             self._attempts.add(attempt)
             try:
                 return await operation()
@@ -218,14 +318,43 @@ class Connection:
             await self._dial()
         await self._up.wait()
 
-    async def ask(
-        self, subject: str, data: bytes, headers: dict[str, str] | None = None, timeout: float | None = None
-    ) -> bytes:
-        """Publish and await the one answer; ``TimeoutError`` after ``timeout`` (``nats.publish_timeout``) seconds."""
-        bound = self.config.publish_timeout if timeout is None else timeout
-        return (await self.client.request(subject, data, timeout=bound, headers=headers)).data
+    # -- messages ----------------------------------------------------------------------------------
+
+    async def ask(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> bytes:
+        """Publish and await the one answer: use it under a bound, such as that of :meth:`retry`.
+
+        Any number may be in flight. It does what nats-py's request does, for half of its time.
+        """
+        inbox = f"{self._inbox}.{next(self._numbers)}"
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._answers[inbox] = answer
+        try:
+            await self.client.publish(subject, data, reply=inbox, headers=headers)
+            return await answer
+        finally:
+            del self._answers[inbox]
+
+    async def _on_answer(self, message: Msg) -> None:
+        answer = self._answers.get(message.subject)
+        if answer is None or answer.done():
+            return
+        if not message.data and (message.headers or {}).get("Status") == "503":
+            answer.set_exception(nats.errors.NoRespondersError())
+        else:
+            answer.set_result(message.data)
 
     async def announce(self, subject: str, data: bytes) -> None:
         """Publish to whoever listens now; while the server is away, to nobody."""
-        if self.client.is_connected:
-            await self.client.publish(subject, data)
+        with suppress(nats.errors.Error, OSError):
+            if self.client.is_connected:
+                await self.client.publish(subject, data)
+
+
+_MAKE_ROOM = (
+    "Make room on its disk, or raise its limit (max_file_store, or the stream's max_bytes), or purge what checkpoints "
+    "hold already (nats.retain: checkpoint)"
+)
+
+
+def _no_room(failure: BaseException | None) -> bool:
+    return isinstance(failure, APIError) and failure.err_code in _NO_ROOM

@@ -119,7 +119,8 @@ class BatchConsumer:
         async def attempt() -> None:
             # No answer: the delivery has expired. Whether it counted is read from the floor.
             with suppress(TimeoutError):
-                await self._connection.ask(message.reply, b"+ACK", timeout=_ACK_ANSWER)
+                async with asyncio.timeout(_ACK_ANSWER):
+                    await self._connection.ask(message.reply, b"+ACK")
 
         await self._connection.retry("acknowledging a batch", attempt)
 

@@ -5,6 +5,7 @@ Invariant: every failure of the bus is one of these, and its message names the f
     BusError
       ServerUnreachable  nobody answers at the URL, at start or for longer than `nats.reconnect`
       JetStreamMissing   the server keeps nothing
+      StorageFull        the server could not store for longer than `nats.full_wait`
       PayloadLimit       the server's `max_payload` is too small: for any run, or for one record
       RunNotFound        no such run on this server, and the caller asked not to create it
       WaitExpired        a policy version or a batch did not come within its bound
@@ -25,6 +26,10 @@ class ServerUnreachable(BusError):
 
 
 class JetStreamMissing(BusError):
+    pass
+
+
+class StorageFull(BusError):
     pass
 
 

@@ -83,6 +83,11 @@ class TokenArrays(msgspec.Struct, frozen=True, omit_defaults=True):
             )
         return cls(ids.tobytes(), mask.tobytes(), logprobs.tobytes(), versions.tobytes())
 
+    @property
+    def encoded_size(self) -> int:
+        """Bytes that the arrays take in JSON, less the names of the fields."""
+        return sum((len(array) + 2) // 3 * 4 for array in (self.ids, self.mask, self.logprobs, self.versions))
+
     def unpack(self) -> UnpackedTokens:
         """Decode to numpy arrays (read-only views); raises ``ValueError`` on inconsistent lengths."""
         out = UnpackedTokens(

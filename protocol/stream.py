@@ -11,7 +11,8 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeVar
 
 from nats.js import api
@@ -33,6 +34,9 @@ class Stored:
     sequence: int
     subject: str
     data: bytes
+    time: datetime | None = None
+    """When the server stored it."""
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 class Stream:
@@ -68,7 +72,20 @@ class Stream:
                 return None
             APIError.from_error(answer["error"])
 
-        return await self._connection.retry(f"publishing {id}", attempt)
+        return await self._connection.retry(f"publishing {id}", attempt, self._connection.config.publish_timeout)
+
+    async def send(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> int:
+        """Append, without a check and once: the sequence. For use inside a retried operation."""
+        answer = json.loads(await self._connection.ask(subject, data, headers))
+        if "error" in answer:
+            APIError.from_error(answer["error"])
+        return answer["seq"]
+
+    async def purge(self, subject: str) -> None:
+        """Remove every message that matches ``subject``."""
+        await self._connection.retry(
+            f"purging {subject}", lambda: self._connection.js.purge_stream(self.name, subject=subject)
+        )
 
     async def last(self, subject: str) -> Stored | None:
         """The newest message of a subject, or None."""
@@ -80,7 +97,9 @@ class Stream:
                     message = await self._connection.js.get_last_msg(self.name, subject, direct=direct)
                 except NotFoundError:
                     continue
-                return Stored(message.seq, message.subject, message.data or b"")
+                return Stored(
+                    message.seq, message.subject, message.data or b"", message.time, dict(message.headers or {})
+                )
             return None
 
         return await self._connection.retry(f"reading {subject}", attempt)
