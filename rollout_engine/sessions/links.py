@@ -114,6 +114,9 @@ class ProcessLink:
     def cannot_copy(self) -> str:
         return self._reason
 
+    def refuse_copies(self, reason: str) -> None:
+        self._reason = reason
+
     async def copy(self, seed: int, *, bound: bool) -> ProcessLink:
         self._usable()
         if self._reason:

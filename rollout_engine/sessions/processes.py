@@ -53,14 +53,14 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
         try:
-            # Standard input and output are sockets from the start: an interpreter remembers whether they can seek.
+            # An interpreter remembers whether its standard streams can seek: a socket and a pipe can't, as a session's.
             plug, hole = socket.socketpair()
             with theirs, plug, hole:
                 hole.shutdown(socket.SHUT_WR)
                 self._process = subprocess.Popen(
                     [*interpreter, PROGRAM, str(theirs.fileno()), str(os.getpid())],
                     stdin=plug,
-                    stdout=plug,
+                    stdout=writing,
                     stderr=writing,
                     pass_fds=[theirs.fileno()],
                     env=dict(env),
@@ -95,6 +95,10 @@ class ForkServer:
     def tail(self) -> str:
         """The end of what the server and its sessions wrote to standard error."""
         return self._stderr.text()
+
+    def tail_note(self) -> str:
+        text = self.tail()
+        return f"\n  the end of its standard error: {text[-1500:]}" if text else ""
 
     async def close(self) -> None:
         """End it with everything below it."""

@@ -21,6 +21,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 REAP_SECONDS = 2.0
 LIBC = ctypes.CDLL(None, use_errno=True)
+forked = set()
+"""Pids of what this process forked on request and hasn't accounted for."""
 
 
 def encode(message):
@@ -29,11 +31,15 @@ def encode(message):
 
 def send(sock, message, fds=()):
     """One control line on a blocking socket."""
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     line = encode(message)
-    sent = sock.sendmsg([line], rights)
+    sent = sock.sendmsg([line], rights(fds))
     while sent < len(line):
         sent += sock.send(line[sent:])
+
+
+def rights(fds):
+    """Ancillary data that takes descriptors along."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
 
 
 def received_fds(ancillary):
@@ -69,7 +75,9 @@ def fork(request, prepare=None):
     parent = os.getpid()
     pid = os.fork()
     if pid:
+        forked.add(pid)
         return pid, os.pidfd_open(pid)
+    forked.clear()
     if prepare is not None:
         prepare()
     if request.get("bound", True):
@@ -110,6 +118,7 @@ def reap(pid):
         peak = max(peak, usage.ru_maxrss * 1024)
         if ended == pid:
             outcome = status
+            forked.discard(pid)
     return {"cpu": cpu, "peak": peak, "status": outcome}
 
 

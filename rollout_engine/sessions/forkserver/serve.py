@@ -21,9 +21,9 @@ def main(control_fd, host_pid):
     if job["kind"] == "exec":
         serve_programs(sock, job)
     else:
-        from . import python
+        from . import checkpoint
 
-        python.serve_python(sock, job)
+        checkpoint.serve_python(sock, job)
 
 
 def requests(sock):
