@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -40,16 +40,17 @@ class SessionHost:
         self._starting = {name: anyio.Lock() for name in self.servers}
 
     async def __aenter__(self) -> SessionHost:
-        self._stack = await AsyncExitStack().__aenter__()
-        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        self._group = anyio.create_task_group()
+        self._tasks = await self._group.__aenter__()
         return self
 
-    async def __aexit__(self, *exc: object) -> bool | None:
+    async def __aexit__(self, *exc: object) -> None:
         with anyio.CancelScope(shield=True):
             for source in self._sources.values():
                 await source.close()
         self._tasks.cancel_scope.cancel()
-        return await self._stack.__aexit__(*exc)
+        # What the block raised is its own business: the group, whose tasks never raise, would wrap it.
+        await self._group.__aexit__(None, None, None)
 
     @property
     def modes(self) -> dict[str, Mode]:

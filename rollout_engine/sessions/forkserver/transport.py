@@ -16,7 +16,7 @@ import socket
 import stat
 import sys
 
-from . import control, probe
+from . import connections, control, probe
 
 
 def install(module):
@@ -67,6 +67,7 @@ class Wire:
         self._waiting = None
         self._writing = False
         self._touched = True
+        self._pooled = set()
         self._loop.add_reader(fd, self._readable)
         self._sock.send(control.encode({"transport": "poll"}))
 
@@ -161,7 +162,11 @@ class Wire:
         if not self._touched and probe.threads() == 1:
             return ""  # nothing but forks since the last look
         loop = self._loop
-        refusal = probe.shared({0, 1, 2, self._sock.fileno(), loop._ssock.fileno(), loop._csock.fileno(), *fds})
+        ours = {0, 1, 2, self._sock.fileno(), loop._ssock.fileno(), loop._csock.fileno(), *fds}
+        self._pooled = set()
+        if probe.foreign_fds(ours):
+            self._pooled = connections.pooled_fds()
+        refusal = probe.shared(ours | self._pooled)
         self._touched = bool(refusal)
         return refusal
 
@@ -169,6 +174,7 @@ class Wire:
         os.set_blocking(fd, False)
         os.dup2(fd, self._sock.fileno(), inheritable=False)
         os.close(fd)
+        connections.close_by_peer(self._pooled)
         loop = self._loop
         asyncio._set_running_loop(loop)  # which is remembered together with the pid
         woken = signal.set_wakeup_fd(-1)
