@@ -22,6 +22,7 @@ import rollout_engine.cli.probe
 import rollout_engine.cli.report
 import rollout_engine.cli.rollouts
 import rollout_engine.cli.select
+import rollout_engine.cli.sessions
 import rollout_engine.cli.tasks
 import rollout_engine.quickstart.main
 import rollout_engine.warmstart.main
@@ -40,11 +41,12 @@ MODULES = {
     "report": rollout_engine.cli.report,
     "rollouts": rollout_engine.cli.rollouts,
     "select": rollout_engine.cli.select,
+    "sessions": rollout_engine.cli.sessions,
     "tasks": rollout_engine.cli.tasks,
     "trajectories": protocol.cli.trajectories,
     "warmstart": learner.warmstart,
 }
-LONG_RUNNING = "actor demonstrations evaluate learner nats probe quickstart rollouts warmstart".split()
+LONG_RUNNING = "actor demonstrations evaluate learner nats probe quickstart rollouts sessions warmstart".split()
 
 
 def commands(app: App) -> list[App]:

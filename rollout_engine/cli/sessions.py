@@ -1,0 +1,174 @@
+"""``bin/sessions``: serve sessions of MCP servers by the public Session Proxy's protocol, or say how each server runs.
+
+A session is a forked child of a server that was imported once, where the server allows it, else a fresh process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import trio
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from protocol.cli.failures import exit_on_known_fault
+from protocol.cli.verb import verb
+from rollout_engine.errors import ConfigurationError
+from rollout_engine.sessions.errors import ServersFileError, SessionError
+from rollout_engine.sessions.host import SessionHost
+from rollout_engine.sessions.limits import MEBIBYTE, HostLimits
+from rollout_engine.sessions.proxy.app import proxy_app
+from rollout_engine.sessions.proxy.serve import CannotServe, bind, check_pem, serve_app, until_signal
+from rollout_engine.sessions.results import Mode
+from rollout_engine.sessions.search.server import SearchUnavailable
+from rollout_engine.sessions.search.service import open_search
+from rollout_engine.sessions.servers import ServerSpec, load_servers
+
+app = verb("sessions", __doc__)
+console = Console(soft_wrap=True, highlight=False)
+
+KNOWN = (ConfigurationError, ServersFileError, SessionError, SearchUnavailable, CannotServe)
+KEY_VARIABLE = "THINKINGBOX_SESSION_PROXY_KEY"
+SEARCH_KEY_VARIABLE = "TYPESENSE_API_KEY"
+
+ServersOption = Annotated[Path, Parameter(help="The servers.yaml: which MCP servers there are.")]
+PythonOption = Annotated[
+    str | None, Parameter(help="What {python} in the file stands for: the Python that has the servers installed.")
+]
+InternalOption = Annotated[
+    Path | None, Parameter(help="The folder of mcp_NAME.py servers that use_internal_servers means.")
+]
+
+
+@app.command
+def serve(
+    *,
+    servers: ServersOption,
+    python: PythonOption = None,
+    internal: InternalOption = None,
+    host: Annotated[str, Parameter(help="Listen at this address.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="Listen at this port; 0 takes a free one.")] = 7111,
+    require_auth: Annotated[bool, Parameter(help="Clients must bear the key; /health is open to all.")] = False,
+    api_key: Annotated[str | None, Parameter(help=f"The key; {KEY_VARIABLE} by default.")] = None,
+    ssl_pem: Annotated[Path | None, Parameter(help="Serve HTTPS with this certificate and private key.")] = None,
+    gc_enable: Annotated[bool, Parameter(help="Destroy sessions that have long been idle.")] = False,
+    gc_minutes: Annotated[float, Parameter(help="How long that is.")] = 15.0,
+    search: Annotated[
+        str, Parameter(help="Knowledge search: auto (embedded), off, a Typesense's URL, or a typesense-server's path.")
+    ] = "auto",
+    search_key: Annotated[str | None, Parameter(help=f"Its API key; {SEARCH_KEY_VARIABLE} by default.")] = None,
+    open: Annotated[int | None, Parameter(help="Most open sessions; further ones are asked to come again.")] = None,
+    runnable: Annotated[int | None, Parameter(help="Most sessions in a call at once; 3 a core by default.")] = None,
+    memory: Annotated[int | None, Parameter(help="MiB for sessions; four fifths of what is free by default.")] = None,
+    dry_run: Annotated[bool, Parameter(help="Check the file, the address, the key, and start nothing.")] = False,
+) -> None:
+    """Serve the public Session Proxy's HTTP protocol until Ctrl-C."""
+    with exit_on_known_fault("sessions", KNOWN):
+        specs = load_servers(servers, python, internal)
+        key = _key(require_auth, api_key)
+        given = {"open": open, "runnable": runnable, "memory_bytes": memory and memory * MEBIBYTE}
+        limits = HostLimits(**{name: _positive(name, value) for name, value in given.items() if value is not None})
+        if ssl_pem is not None:
+            check_pem(ssl_pem)
+        scheme = "http" if ssl_pem is None else "https"
+        with bind(host, port) as listener:
+            url = f"{scheme}://{host}:{listener.getsockname()[1]}"
+            if dry_run:
+                console.print(f"{_count(specs)} would be served at {url}: {', '.join(specs)}", markup=False)
+                return
+            opening_search = partial(open_search, search, key=search_key or os.environ.get(SEARCH_KEY_VARIABLE, ""))
+            collecting = gc_minutes if gc_enable else None
+            trio.run(_serve, specs, limits, listener, url, opening_search, ssl_pem, key, collecting)
+
+
+@app.command
+def doctor(
+    names: Annotated[tuple[str, ...], Parameter(help="Only these servers.")] = (),
+    *,
+    servers: ServersOption,
+    python: PythonOption = None,
+    internal: InternalOption = None,
+) -> None:
+    """Start every server once and say how its sessions are made, and why. Ends with 1 if one can't be started."""
+    with exit_on_known_fault("sessions", KNOWN):
+        specs = load_servers(servers, python, internal)
+        for name in names:
+            if name not in specs:
+                raise ConfigurationError(f"{servers} has no server {name!r}; it has {', '.join(specs) or 'none'}")
+        chosen = {name: spec for name, spec in specs.items() if not names or name in names}
+        found = trio.run(_examine, chosen)
+        console.print(_table(found))
+        failed = [name for name, outcome in found.items() if isinstance(outcome, SessionError)]
+        if failed:
+            console.print(f"{len(failed)} of {_count(found)} can't be started: {', '.join(failed)}", markup=False)
+            sys.exit(1)
+
+
+async def _serve(specs, limits, listener, url, opening_search, pem, key, gc_minutes) -> None:
+    async with opening_search() as knowledge, SessionHost(specs, limits) as host:
+        async with proxy_app(host, key=key, gc_minutes=gc_minutes, ranking=knowledge.ranking) as application:
+            console.print(f"{_count(specs)} at {url}: {', '.join(specs)}", markup=False)
+            console.print(f"knowledge search: {knowledge.note}; its ranking: {knowledge.ranking}", markup=False)
+            await serve_app(application, listener, pem, until_signal)
+
+
+async def _examine(specs: dict[str, ServerSpec]) -> dict[str, Mode | SessionError]:
+    """What each server turned out to be, in the order of the file."""
+    found: dict[str, Mode | SessionError] = {}
+    turns = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
+    async with SessionHost(specs) as host, trio.open_nursery() as nursery:
+
+        async def examine(name: str) -> None:
+            async with turns:
+                try:
+                    found[name] = await host.examine(name)
+                except SessionError as error:
+                    found[name] = error
+
+        for name in specs:
+            nursery.start_soon(examine, name)
+    return {name: found[name] for name in specs}
+
+
+def _table(found: dict[str, Mode | SessionError]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("server", "mode", "clones", "why"):
+        table.add_column(column, overflow="fold")
+    for name, outcome in found.items():
+        if isinstance(outcome, SessionError):
+            table.add_row(Text(name), Text("fails", style="red"), "", Text(str(outcome)))
+        else:
+            why = "; ".join(filter(None, (outcome.reason, outcome.note)))
+            table.add_row(Text(name), outcome.name, "yes" if outcome.clones else "no", Text(why))
+    return table
+
+
+def _key(required: bool, key: str | None) -> str | None:
+    if not required:
+        if key is not None:
+            raise ConfigurationError("--api-key is of no use without --require-auth: give both, or neither")
+        return None
+    key = key if key is not None else os.environ.get(KEY_VARIABLE, "").strip()
+    if not key:
+        raise ConfigurationError(f"--require-auth needs a key: give --api-key, or set {KEY_VARIABLE}")
+    return key
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise ConfigurationError(f"--{name.removesuffix('_bytes')} must be at least 1, not {value}")
+    return value
+
+
+def _count(servers: dict) -> str:
+    return f"{len(servers)} server{'' if len(servers) == 1 else 's'}"
+
+
+if __name__ == "__main__":
+    app()
