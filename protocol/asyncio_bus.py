@@ -9,7 +9,7 @@ Use :mod:`protocol.bus` (trio or asyncio) or :mod:`learner.batches` (blocking); 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,22 +22,29 @@ from protocol.claims import ClaimStore
 from protocol.config import Nats
 from protocol.connection import Connection
 from protocol.consumer import BatchConsumer
-from protocol.errors import RecordDamaged, RecordMissing, RunNotFound, WaitExpired
+from protocol.errors import ForkUnfinished, RecordDamaged, RecordMissing, RecordPurged, RunNotFound, WaitExpired
 from protocol.records import (
     ActorStatus,
     Attempts,
     Batch,
     Event,
+    Horizon,
+    Origin,
     PolicyVersion,
     Trajectory,
     TrajectoryId,
     decode,
     encode,
 )
+from protocol.retention import Retention
 from protocol.stream import Stored, Stream, publish_headers
 from protocol.together import each
 
 _NAME_IN_USE = 10058
+_LOST = (
+    ". It was there when it was referred to: restore the server's JetStream folder, or fork the run from that step "
+    "(bin/trajectories fork)"
+)
 _READERS = 16
 """Records read at once by :meth:`AsyncioBus.fetch`."""
 
@@ -52,24 +59,28 @@ class AsyncioBus:
         self.stream = Stream(self.connection, subjects.stream(run))
         self.claims = ClaimStore(self.connection, subjects.objects_bucket(run))
         self.consumer = BatchConsumer(self.connection, self.stream, run)
+        settled = config.full_wait + 2 * config.reconnect
+        self.retention = Retention(self.stream, self.claims, run, settled)
         self._heartbeats = Stream(self.connection, f"KV_{subjects.actors_bucket(run)}")
 
     # -- life --------------------------------------------------------------------------------------
 
-    async def open(self, create: bool = True) -> None:
+    async def open(self, create: bool = True, forking: bool = False) -> None:
         """Connect, and create the run's stream and buckets where absent.
 
-        ``create=False`` raises :class:`RunNotFound` instead, naming the runs that the server holds.
+        ``create=False`` raises :class:`RunNotFound` instead, naming the runs that the server holds. Raises
+        :class:`ForkUnfinished` for a run that is still being made, unless it is ``forking`` that opens it.
         """
         await self.connection.open()
         try:
             await self.connection.retry(f"opening run {self.run}", lambda: self._establish(create))
+            if not forking:
+                await self._check_whole()
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
-        await self.consumer.close()
         await self.connection.close()
 
     async def _establish(self, create: bool) -> None:
@@ -85,6 +96,7 @@ class AsyncioBus:
                 raise RunNotFound(
                     f"the NATS server at {self.config.url} holds no run {self.run!r}; "
                     + (f"it holds: {', '.join(held)}" if held else "it holds none")
+                    + ". A run is made when its bin/learner, bin/actor or bin/rollouts starts"
                 ) from error
             await _created(
                 js.add_stream(
@@ -109,6 +121,15 @@ class AsyncioBus:
             await _created(js.create_object_store(subjects.objects_bucket(self.run)))
         await self.consumer.establish()
 
+    async def _check_whole(self) -> None:
+        origin = await self.origin()
+        if origin is not None and origin.step > 0 and await self.batch(origin.step - 1) is None:
+            raise ForkUnfinished(
+                f"run {self.run} is a fork of run {origin.parent} at step {origin.step} that was not completed: run "
+                f"`bin/trajectories fork --step {origin.step} --as {self.run}` with {origin.parent}'s configuration "
+                "again, it goes on where it was"
+            )
+
     async def _runs(self) -> list[str]:
         # Bounded by one page (256 streams): this is for an error message.
         names = [info.config.name or "" for info in await self.connection.js.streams_info()]
@@ -129,7 +150,8 @@ class AsyncioBus:
         if data is None or (tokens is not None and not self.stream.fits(data, publish_headers(id, 0))):
             trajectory = await self.claims.deposit(trajectory)
             data = encode(trajectory)
-        if await self.stream.publish(subject, data, id, last=0) is not None:
+        object = "" if trajectory.claim is None else trajectory.claim.object
+        if await self.stream.publish(subject, data, id, last=0, object=object) is not None:
             return True
         if trajectory.claim is not None:
             await self._withdraw(trajectory)
@@ -145,6 +167,8 @@ class AsyncioBus:
     async def trajectories(self, step: int, arrays: bool = True) -> list[Trajectory]:
         """All logged trajectories of a step, by group and sample; ``arrays=False`` leaves claim checks unresolved."""
         stored = await self.stream.all(subjects.trajectories(self.run, step))
+        if not stored:
+            await self._check_kept(step)
         out = [self._decode(message, Trajectory) for message in stored]
         return sorted(await each(self.claims.resolve, out, _READERS) if arrays else out, key=lambda t: t.id)
 
@@ -160,21 +184,19 @@ class AsyncioBus:
     async def _fetch_one(self, id: TrajectoryId) -> Trajectory:
         stored = await self.stream.last(subjects.trajectory(id))
         if stored is None:
-            raise RecordMissing(f"the log of run {self.run} holds no trajectory {id}")
+            await self._check_kept(id.step)
+            raise RecordMissing(f"the log of run {self.run} holds no trajectory {id}{_LOST}")
         trajectory = self._decode(stored, Trajectory)
         if trajectory.id != id:
-            raise RecordMissing(f"the log of run {self.run} holds {trajectory.id} in the place of trajectory {id}")
+            raise RecordMissing(
+                f"the log of run {self.run} holds {trajectory.id} in the place of trajectory {id}{_LOST}"
+            )
         return await self.claims.resolve(trajectory)
 
     async def steps(self) -> list[int]:
         """Steps of which the log holds a trajectory, ascending."""
-
-        async def attempt() -> dict[str, int]:
-            info = await self.connection.js.stream_info(self.stream.name, subjects.trajectories(self.run))
-            return info.state.subjects or {}
-
-        found = await self.connection.retry("listing steps", attempt)
-        return sorted({int(subject.split(".")[3]) for subject in found})
+        found = await self.stream.subjects(subjects.trajectories(self.run))
+        return sorted({subjects.step_of(subject) for subject in found})
 
     # -- attempts ----------------------------------------------------------------------------------
 
@@ -201,8 +223,7 @@ class AsyncioBus:
 
     async def batch(self, step: int) -> Batch | None:
         """A step's manifest, or None."""
-        stored = await self.stream.last(subjects.batch(self.run, step))
-        return None if stored is None else self._decode(stored, Batch)
+        return await self._newest(subjects.batch(self.run, step), Batch)
 
     async def wait_batch(self, step: int, timeout: float | None = None) -> Batch:
         """A step's manifest, as soon as it is there; :class:`WaitExpired` after ``timeout`` (``nats.wait``) seconds."""
@@ -218,21 +239,12 @@ class AsyncioBus:
     async def publish_policy(self, version: PolicyVersion) -> bool:
         """Log a policy version; False when the log holds this one or a later one already."""
         self._check(version.run)
-        subject = subjects.policy(self.run)
         id = f"{self.run}/policy/{version.version}"
-        while True:
-            stored = await self.stream.last(subject)
-            newest = None if stored is None else self._decode(stored, PolicyVersion)
-            if newest is not None and newest.version >= version.version:
-                return False
-            last = 0 if stored is None else stored.sequence
-            if await self.stream.publish(subject, encode(version), id, last) is not None:
-                return True
+        return await self._advance(subjects.policy(self.run), version, id, lambda record: record.version)
 
     async def policy(self) -> PolicyVersion | None:
         """The newest policy version, or None."""
-        stored = await self.stream.last(subjects.policy(self.run))
-        return None if stored is None else self._decode(stored, PolicyVersion)
+        return await self._newest(subjects.policy(self.run), PolicyVersion)
 
     async def policies(self) -> list[PolicyVersion]:
         """Every policy version of the run, ascending."""
@@ -257,6 +269,51 @@ class AsyncioBus:
             )
         return policy
 
+    # -- retention and origin ----------------------------------------------------------------------
+
+    async def release(self, before: int, purge: bool) -> None:
+        """Nobody will ask for a batch of a step before ``before`` again, not even to restore a checkpoint.
+
+        Collects objects that belong to no trajectory. With ``purge``, removes the trajectories of those steps, but
+        for what batches from ``before`` on are made of; manifests stay.
+        """
+        first = 0
+        if purge:
+            first, step = before, before
+            while (batch := await self.batch(step)) is not None:
+                first = min([first, *(id.step for group in batch.groups for id in group.trajectories)])
+                step += 1
+            record = Horizon(self.run, first)
+            await self._advance(
+                subjects.horizon(self.run), record, f"{self.run}/horizon/{first}", lambda record: record.first
+            )
+            await self.retention.purge(first)
+        await self.retention.collect(first, before)
+
+    async def horizon(self) -> int:
+        """The first step whose trajectories the log keeps: 0 unless retention has removed some."""
+        found = await self._newest(subjects.horizon(self.run), Horizon)
+        return 0 if found is None else found.first
+
+    async def publish_origin(self, origin: Origin) -> bool:
+        """Log where this run was forked from; False when that is logged already."""
+        self._check(origin.run)
+        id = f"{self.run}/origin"
+        return await self.stream.publish(subjects.origin(self.run), encode(origin), id, last=0) is not None
+
+    async def origin(self) -> Origin | None:
+        """Where this run was forked from; None when it is no fork."""
+        return await self._newest(subjects.origin(self.run), Origin)
+
+    async def _check_kept(self, step: int) -> None:
+        """Raise :class:`RecordPurged` where retention has removed the trajectories of ``step``."""
+        first = await self.horizon()
+        if step < first:
+            raise RecordPurged(
+                f"run {self.run}: the trajectories of step {step} were removed, as nats.retain: checkpoint says; the "
+                f"log keeps those from step {first} on. What the others taught is in the learner's checkpoints"
+            )
+
     # -- actors and progress -----------------------------------------------------------------------
 
     async def put_actor(self, status: ActorStatus) -> None:
@@ -265,10 +322,10 @@ class AsyncioBus:
             raise ValueError(f"actor id {status.id!r} can't be a key: use letters, digits and any of - _ = . /")
 
         async def attempt() -> None:
-            store = await self.connection.js.key_value(subjects.actors_bucket(self.run))
-            await store.put(status.id, encode(status))
+            # What a put of the key-value store is; asking for the bucket first would double the requests.
+            await self._heartbeats.send(f"$KV.{subjects.actors_bucket(self.run)}.{status.id}", encode(status))
 
-        await self.connection.retry(f"heartbeat of actor {status.id}", attempt)
+        await self.connection.retry(f"heartbeat of actor {status.id}", attempt, self.config.publish_timeout)
 
     async def actors(self) -> list[ActorStatus]:
         """The last heartbeat of every actor that ever registered, by id; look at ``time`` for its age."""
@@ -282,6 +339,21 @@ class AsyncioBus:
 
     # -- shared ------------------------------------------------------------------------------------
 
+    async def _newest(self, subject: str, kind: type):
+        """The last record of a subject, or None."""
+        stored = await self.stream.last(subject)
+        return None if stored is None else self._decode(stored, kind)
+
+    async def _advance(self, subject: str, record: msgspec.Struct, id: str, order: Callable[[Any], int]) -> bool:
+        """Log a record of a subject whose records only go up in ``order``; False: it holds this or a later one."""
+        while True:
+            stored = await self.stream.last(subject)
+            if stored is not None and order(self._decode(stored, type(record))) >= order(record):
+                return False
+            last = 0 if stored is None else stored.sequence
+            if await self.stream.publish(subject, encode(record), id, last) is not None:
+                return True
+
     def _check(self, run: str) -> None:
         if run != self.run:
             raise ValueError(f"a record of run {run!r} given to the bus of run {self.run!r}")
@@ -291,7 +363,8 @@ class AsyncioBus:
             return decode(stored.data, kind)
         except msgspec.ValidationError as error:
             raise RecordDamaged(
-                f"{stored.subject} (sequence {stored.sequence}) is not a {kind.__name__} of this version: {error}"
+                f"{stored.subject} (sequence {stored.sequence}) is not a {kind.__name__} of this version: {error}. "
+                "Read the run with the version that wrote it"
             ) from error
 
 

@@ -15,50 +15,47 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from protocol.asyncio_bus import AsyncioBus
 from protocol.config import Nats
+from protocol.connection import Connection
 from protocol.errors import (
     BusClosed,
     BusError,
+    ForkUnfinished,
     JetStreamMissing,
     PayloadLimit,
     RecordDamaged,
     RecordMissing,
+    RecordPurged,
     RunNotFound,
     ServerUnreachable,
+    StorageFull,
     WaitExpired,
 )
 from protocol.portal import Portal
-from protocol.records import ActorStatus, Attempts, Batch, PolicyVersion, Trajectory, TrajectoryId
+from protocol.records import ActorStatus, Attempts, Batch, Origin, PolicyVersion, Trajectory, TrajectoryId
 
 __all__ = [
     "Bus",
     "BusClosed",
     "BusError",
-    "Delivery",
+    "ForkUnfinished",
     "JetStreamMissing",
     "PayloadLimit",
     "RecordDamaged",
     "RecordMissing",
+    "RecordPurged",
     "RunNotFound",
     "ServerUnreachable",
+    "StorageFull",
     "WaitExpired",
+    "check",
     "connect",
 ]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """A batch delivered by the durable consumer. Unacknowledged, it is delivered again to the next consumer."""
-
-    batch: Batch
-    ack: Callable[[], Awaitable[None]]
-    """Acknowledge, once the update is durable or can be replayed (rule 13)."""
 
 
 class Bus:
@@ -108,15 +105,6 @@ class Bus:
         """A step's manifest, as soon as it is there; :class:`WaitExpired` after ``timeout`` (``nats.wait``) seconds."""
         return await self._call(self._core.wait_batch, step, timeout)
 
-    async def next_batch(self, timeout: float | None = None) -> Delivery:
-        """The first batch not acknowledged yet; :class:`WaitExpired` after ``timeout`` (``nats.wait``) seconds.
-
-        Delivered at least once: after a crash of the server the last one may come again, so compare its step.
-        """
-        consumer = self._core.consumer
-        pulled = await self._call(consumer.next, self._core.config.wait if timeout is None else timeout)
-        return Delivery(pulled.batch, lambda: self._call(consumer.acknowledge, pulled))
-
     async def publish_policy(self, version: PolicyVersion) -> bool:
         """Log a policy version. False: the log holds this one or a later one already."""
         return await self._call(self._core.publish_policy, version)
@@ -133,6 +121,18 @@ class Bus:
         """The newest policy version, as soon as it is ``version`` or later; :class:`WaitExpired` at the bound."""
         return await self._call(self._core.wait_policy, version, timeout)
 
+    async def horizon(self) -> int:
+        """The first step whose trajectories the log keeps: 0 unless retention has removed some (``nats.retain``)."""
+        return await self._call(self._core.horizon)
+
+    async def publish_origin(self, origin: Origin) -> bool:
+        """Log where this run was forked from. False: that is logged already."""
+        return await self._call(self._core.publish_origin, origin)
+
+    async def origin(self) -> Origin | None:
+        """Where this run was forked from; None when it is no fork."""
+        return await self._call(self._core.origin)
+
     async def put_actor(self, status: ActorStatus) -> None:
         """Record an actor's heartbeat under its id."""
         await self._call(self._core.put_actor, status)
@@ -147,45 +147,58 @@ class Bus:
 
 
 @asynccontextmanager
-async def connect(config: Nats, run: str, create: bool = True) -> AsyncIterator[Bus]:
+async def connect(config: Nats, run: str, create: bool = True, forking: bool = False) -> AsyncIterator[Bus]:
     """Open the log of ``run``, under trio or asyncio.
 
     The stream and buckets are created where absent; with ``create=False`` an absent run raises
     :class:`RunNotFound`. Raises :class:`ServerUnreachable` (after ``nats.connect_timeout``),
-    :class:`JetStreamMissing` and :class:`PayloadLimit`.
+    :class:`JetStreamMissing`, :class:`PayloadLimit`, and :class:`ForkUnfinished` unless ``forking``.
     """
     core = AsyncioBus(config, run)
+    async with _calls_of_this_library() as call:
+        try:
+            await call(core.open, create, forking)
+            yield Bus(core, call)
+        finally:
+            await _shielded(call, core.close)
+
+
+async def check(config: Nats) -> None:
+    """Raise what :func:`connect` would of the server, without making a run."""
+    connection = Connection(config)
+    async with _calls_of_this_library() as call:
+        try:
+            await call(connection.open)
+        finally:
+            await _shielded(call, connection.close)
+
+
+@asynccontextmanager
+async def _calls_of_this_library() -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """How nats-py's coroutines are called from here: directly, or, under trio, through a portal."""
+    if _under_trio():
+        with Portal("bus") as portal:
+            yield portal.call_from_trio
+    else:
+
+        async def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+            return await function(*args)
+
+        yield call
+
+
+async def _shielded(call: Callable[..., Awaitable[Any]], close: Callable[[], Awaitable[None]]) -> None:
+    """Close, though the caller be cancelled. That is bounded by nats.connect_timeout, so the shield is too."""
+    if _under_trio():
+        import trio
+
+        with trio.CancelScope(shield=True):
+            await call(close)
+    else:
+        await call(close)
+
+
+def _under_trio() -> bool:
     # Whoever runs under trio has imported it; the learner and the sidecar never do.
     trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_task():
-        async with _under_trio(core, create) as bus:
-            yield bus
-    else:
-        async with _under_asyncio(core, create) as bus:
-            yield bus
-
-
-@asynccontextmanager
-async def _under_asyncio(core: AsyncioBus, create: bool) -> AsyncIterator[Bus]:
-    async def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        return await function(*args)
-
-    await core.open(create)
-    try:
-        yield Bus(core, call)
-    finally:
-        await core.close()
-
-
-@asynccontextmanager
-async def _under_trio(core: AsyncioBus, create: bool) -> AsyncIterator[Bus]:
-    import trio
-
-    with Portal("bus") as portal:
-        try:
-            await portal.call_from_trio(core.open, create)
-            yield Bus(core, portal.call_from_trio)
-        finally:
-            # close() is bounded by nats.connect_timeout, so the shield is too.
-            with trio.CancelScope(shield=True):
-                await portal.call_from_trio(core.close)
+    return trio is not None and trio.lowlevel.in_trio_task()

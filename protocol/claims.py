@@ -45,7 +45,6 @@ class StoredObject(msgspec.Struct, frozen=True):
     nuid: str
     """Names the chunks."""
     size: int
-    mtime: str = ""
     deleted: bool = False
 
 
@@ -93,19 +92,15 @@ class ClaimStore:
         found = None if stored is None or not stored.data else decode(stored.data, StoredObject)
         return None if found is None or found.deleted else found
 
-    async def all(self) -> list[StoredObject]:
-        """The entries of all objects."""
+    async def all(self) -> list[tuple[StoredObject, datetime]]:
+        """The entries of all objects, and when each was stored."""
         stored = await self.stream.all(f"$O.{self._bucket}.M.>", newest=True)
-        return [found for s in stored if s.data and not (found := decode(s.data, StoredObject)).deleted]
+        found = [(decode(s.data, StoredObject), s.time) for s in stored if s.data]
+        return [(entry, time) for entry, time in found if not entry.deleted]
 
     async def chunk_names(self) -> set[str]:
         """The names of all chunks' subjects, those of no object among them."""
-
-        async def attempt() -> dict[str, int]:
-            info = await self._connection.js.stream_info(self.stream.name, self._chunks(">"))
-            return info.state.subjects or {}
-
-        found = await self._connection.retry("listing objects", attempt)
+        found = await self.stream.subjects(self._chunks(">"))
         return {subject.removeprefix(self._chunks("")) for subject in found}
 
     async def delete(self, name: str) -> None:
@@ -117,8 +112,8 @@ class ClaimStore:
     async def delete_chunks(self, nuid: str) -> None:
         await self.stream.purge(self._chunks(nuid))
 
-    async def chunks_since(self, nuid: str) -> datetime | None:
-        """When the last of these chunks was stored; None: there are none."""
+    async def chunks_stored(self, nuid: str) -> datetime | None:
+        """When the last of these chunks was; None: there are none."""
         stored = await self.stream.last(self._chunks(nuid))
         return None if stored is None else stored.time
 

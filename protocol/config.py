@@ -48,6 +48,9 @@ class Nats(_Section):
     """Bound on waiting for room while the server's storage is full."""
     wait: Seconds = 3600.0
     """Bound on waiting for a policy version or a batch whose caller names none of its own."""
+    retain: Literal["all", "checkpoint"] = "all"
+    """What the log keeps. all: every trajectory. checkpoint: manifests of all steps, and trajectories of those that a
+    learner restored from any of its kept checkpoints could still need."""
 
 
 class Model(_Section):
@@ -187,8 +190,6 @@ class Rollout(_Section):
     wave_confidence: Annotated[float, Meta(ge=0, lt=1)] = 0.8
     """Chance, by the tasks' posteriors, that one wave of groups fills the batch without a second. 0: launch exactly
     as many groups as are missing."""
-    sample_retries: Annotated[int, Meta(ge=0)] = 3
-    retry_backoff: Seconds = 0.5
     retries: Retries = Retries()
     outage: Outage = Outage()
     batch: Seconds = 1800.0

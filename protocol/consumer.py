@@ -1,7 +1,8 @@
 """The learner's durable consumer of batches (asyncio).
 
 Invariant: the consumer's acknowledged floor is the last step whose update is durable or can be replayed
-(rule 13). One batch is out at a time, and while it is, it is kept from being delivered to anyone else.
+(rule 13). It is only ever moved up. What to train on is never taken from a delivery, which may come twice, but read
+from the log by its step.
 """
 
 from __future__ import annotations
@@ -9,36 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
 
 import nats.errors
 from nats.aio.msg import Msg
 from nats.js import api
-from nats.js.errors import APIError
 
 from protocol import subjects
 from protocol.connection import Connection
 from protocol.errors import RecordMissing, WaitExpired
-from protocol.records import Batch, decode
 from protocol.stream import Stream
 
 log = logging.getLogger("endstate.bus")
 
-_ACK_WAIT = 15.0
-"""Seconds after which a batch whose learner died is delivered again."""
+_ACK_WAIT = 5.0
+"""Seconds after which a batch whose learner died between delivery and acknowledgement is delivered again."""
 
 _ACK_ANSWER = 2.0
-
-_PULL = 5.0
-"""Seconds one pull waits; longer waits are made of several, so that a restarted server loses none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """A batch delivered by the consumer, and the message to acknowledge."""
-
-    batch: Batch
-    message: Msg
 
 
 class BatchConsumer:
@@ -47,7 +34,6 @@ class BatchConsumer:
         self._stream = stream
         self._run = run
         self._name = subjects.learner_consumer(run)
-        self._keeping: dict[int, asyncio.Task[None]] = {}
 
     async def establish(self) -> None:
         """Create the durable consumer where absent."""
@@ -61,35 +47,7 @@ class BatchConsumer:
             max_ack_pending=1,
         )
 
-    async def close(self) -> None:
-        """Stop keeping deliveries: what was not acknowledged goes to the next consumer."""
-        keeping, self._keeping = list(self._keeping.values()), {}
-        for task in keeping:
-            task.cancel()
-        await asyncio.gather(*keeping, return_exceptions=True)
-
-    async def next(self, timeout: float) -> Pulled:
-        """The first batch not acknowledged yet, kept for this caller until acknowledged or closed.
-
-        Raises :class:`WaitExpired` after ``timeout`` seconds.
-        """
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + timeout
-        while (left := deadline - clock()) > 0:
-            pulled = await self._pull(min(left, _PULL))
-            if pulled is not None:
-                self._keeping[pulled.batch.step] = asyncio.create_task(self._keep(pulled.message))
-                return pulled
-        raise WaitExpired(f"run {self._run}: no batch to consume within {timeout:g} s. Is bin/rollouts running?")
-
-    async def acknowledge(self, pulled: Pulled) -> None:
-        """Acknowledge a delivery of :meth:`next`; again, after a restart, where needed."""
-        if keeping := self._keeping.pop(pulled.batch.step, None):
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-        await self.acknowledge_step(pulled.batch.step, pulled.message)
-
-    async def acknowledge_step(self, step: int, message: Msg | None = None) -> None:
+    async def acknowledge_step(self, step: int) -> None:
         """Acknowledge every batch up to ``step``'s. Steps acknowledged already stay so."""
         stored = await self._stream.last(subjects.batch(self._run, step))
         if stored is None:
@@ -101,11 +59,8 @@ class BatchConsumer:
                 raise WaitExpired(
                     f"run {self._run}: another learner holds its batches. Is a second bin/learner running?"
                 )
-            if message is None and (pulled := await self._pull(1.0)) is not None:
-                message = pulled.message
-            if message is not None:
+            if (message := await self._pull(1.0)) is not None:
                 await self._ack(message)
-                message = None
 
     async def floor(self) -> int:
         """Stream sequence up to which every batch is acknowledged (0: none)."""
@@ -124,7 +79,7 @@ class BatchConsumer:
 
         await self._connection.retry("acknowledging a batch", attempt)
 
-    async def _pull(self, seconds: float) -> Pulled | None:
+    async def _pull(self, seconds: float) -> Msg | None:
         async def attempt() -> Msg | None:
             subscription = await self._connection.js.pull_subscribe_bind(self._name, self._stream.name)
             try:
@@ -134,13 +89,4 @@ class BatchConsumer:
             finally:
                 await subscription.unsubscribe()
 
-        message = await self._connection.retry("pulling a batch", attempt)
-        return None if message is None else Pulled(decode(message.data, Batch), message)
-
-    async def _keep(self, message: Msg) -> None:
-        while True:
-            await asyncio.sleep(_ACK_WAIT / 3)
-            try:
-                await message.in_progress()
-            except (nats.errors.Error, APIError, OSError) as error:
-                log.debug("keeping %s: %r", message.subject, error)
+        return await self._connection.retry("pulling a batch", attempt)

@@ -9,7 +9,9 @@ Invariant: every failure of the bus is one of these, and its message names the f
       PayloadLimit       the server's `max_payload` is too small: for any run, or for one record
       RunNotFound        no such run on this server, and the caller asked not to create it
       WaitExpired        a policy version or a batch did not come within its bound
+      ForkUnfinished     the run is a fork whose copy of its parent's log is not whole
       RecordMissing      the log holds no such record
+        RecordPurged     not any more: retention removed it
       RecordDamaged      a record, or the arrays it refers to, is not what was published
       BusClosed          used outside its `async with`
 """
@@ -46,6 +48,14 @@ class WaitExpired(BusError):
 
 
 class RecordMissing(BusError):
+    pass
+
+
+class RecordPurged(RecordMissing):
+    pass
+
+
+class ForkUnfinished(BusError):
     pass
 
 

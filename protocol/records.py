@@ -281,6 +281,37 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tasks of the pool by difficulty band, by their posteriors when the step began."""
 
 
+class Horizon(msgspec.Struct, frozen=True):
+    """How far back a run's log reaches, once retention has removed what checkpoints hold (``nats.retain``).
+
+    On the log before anything is removed. Manifests are never removed: they are the ledger of the whole run.
+    """
+
+    run: str
+    first: int
+    """The first step whose trajectories are kept."""
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Steps of a run that were learnt under one configuration, up to ``until``, which it is not for any more."""
+
+    until: int
+    config: dict[str, Any]
+    """The resolved configuration."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a forked run comes from. Its log begins with its parent's steps before ``step``: the same trajectories
+    and manifests, under ids of the new run, so that whatever reads a log reads this one."""
+
+    run: str
+    parent: str
+    step: int
+    """The first step of its own."""
+    history: tuple[Stretch, ...] = ()
+    """What the steps before ``step`` were learnt under, ascending: more than one when forks are forked."""
+
+
 class Probe(msgspec.Struct, frozen=True):
     """A token sequence and the learner's log-probabilities on it, by which an actor proves its weights.
 

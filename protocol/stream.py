@@ -24,7 +24,12 @@ from protocol.errors import PayloadLimit
 T = TypeVar("T")
 
 _WRONG_LAST_SEQUENCE = (10071, 10164)
+OBJECT = "Endstate-Object"
+"""Header of a message whose arrays are in the object store: their object."""
+
 _PAGE_TIMEOUT = 5.0
+_PAGE_BYTES = 64 * 1024 * 1024
+"""At most, in one page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +55,14 @@ class Stream:
         """Whether one message holds ``data``; ``max_payload`` counts the headers too."""
         return len(data) + header_size(headers) <= self._connection.client.max_payload
 
-    async def publish(self, subject: str, data: bytes, id: str, last: int) -> int | None:
-        """Append to the stream, provided that the subject's last sequence is ``last`` (0: none yet).
+    async def publish(self, subject: str, data: bytes, id: str, last: int, object: str = "") -> int | None:
+        """Append to the stream, provided that the subject's last sequence is ``last`` (0: none yet). ``object``
+        names what the message refers to in the object store.
 
         Returns the new message's sequence, or None when the stream holds this id already or has moved on.
         Raises :class:`PayloadLimit` when the server would refuse the size.
         """
-        headers = publish_headers(id, last)
+        headers = publish_headers(id, last, object)
         if not self.fits(data, headers):
             raise PayloadLimit(
                 f"{id} takes {len(data) + header_size(headers)} bytes without its arrays; the server's max_payload is "
@@ -105,11 +111,12 @@ class Stream:
         return await self._connection.retry(f"reading {subject}", attempt)
 
     async def page(
-        self, subject: str, start: int = 1, limit: int = 64, newest: bool = False
+        self, subject: str, start: int = 1, limit: int = 64, newest: bool = False, headers_only: bool = False
     ) -> tuple[list[Stored], int]:
         """Up to ``limit`` messages that match ``subject``, in stream order from sequence ``start``.
 
-        Returns them and the sequence to go on from (0: that was all). ``newest``: only the last of each subject.
+        Returns them and the sequence to go on from (0: that was all). ``newest``: only the last of each subject;
+        ``headers_only``: without their data.
         """
 
         async def attempt() -> tuple[list[Stored], int]:
@@ -118,6 +125,7 @@ class Stream:
                 opt_start_seq=None if newest else start,
                 ack_policy=api.AckPolicy.NONE,
                 filter_subject=subject,
+                headers_only=headers_only or None,
                 mem_storage=True,
                 inactive_threshold=60.0,
             )
@@ -129,7 +137,9 @@ class Stream:
                 try:
                     while len(out) < min(pending, limit):
                         for message in await subscription.fetch(min(pending, limit) - len(out), _PAGE_TIMEOUT):
-                            out.append(Stored(message.metadata.sequence.stream, message.subject, message.data))
+                            of = message.metadata
+                            headers = dict(message.headers or {})
+                            out.append(Stored(of.sequence.stream, message.subject, message.data, of.timestamp, headers))
                 finally:
                     await subscription.unsubscribe()
             with suppress(NotFoundError):
@@ -138,15 +148,26 @@ class Stream:
 
         return await self._connection.retry(f"reading {subject}", attempt)
 
-    async def all(self, subject: str, newest: bool = False) -> list[Stored]:
+    async def all(self, subject: str, newest: bool = False, headers_only: bool = False) -> list[Stored]:
         """Every message that matches ``subject``, in stream order."""
-        if newest:
-            return (await self.page(subject, limit=1_000_000, newest=True))[0]
-        out, start = await self.page(subject)
+        if newest or headers_only:
+            return (await self.page(subject, limit=1_000_000, newest=newest, headers_only=headers_only))[0]
+        # A page is held twice, here and in nats-py, which drops what exceeds its bound on memory.
+        limit = max(1, _PAGE_BYTES // self._connection.client.max_payload)
+        out, start = await self.page(subject, limit=limit)
         while start:
-            more, start = await self.page(subject, start)
+            more, start = await self.page(subject, start, limit)
             out += more
         return out
+
+    async def subjects(self, filter: str) -> dict[str, int]:
+        """How many messages each subject holds, of those that match ``filter``."""
+
+        async def attempt() -> dict[str, int]:
+            info = await self._connection.js.stream_info(self.name, filter)
+            return info.state.subjects or {}
+
+        return await self._connection.retry(f"listing {filter}", attempt)
 
     async def await_value(self, subject: str, read: Callable[[], Awaitable[T | None]], timeout: float) -> T | None:
         """Call ``read`` until it returns something, woken by messages on ``subject``; None after ``timeout`` seconds.
@@ -183,9 +204,10 @@ class Stream:
                 await subscription.unsubscribe()
 
 
-def publish_headers(id: str, last: int) -> dict[str, str]:
+def publish_headers(id: str, last: int, object: str = "") -> dict[str, str]:
     """The duplicate window refuses a repeated id for minutes; the expected sequence refuses it for ever."""
-    return {"Nats-Msg-Id": id, "Nats-Expected-Last-Subject-Sequence": str(last)}
+    headers = {"Nats-Msg-Id": id, "Nats-Expected-Last-Subject-Sequence": str(last)}
+    return {**headers, OBJECT: object} if object else headers
 
 
 def header_size(headers: dict[str, str]) -> int:

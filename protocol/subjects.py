@@ -30,7 +30,9 @@ def stream_subjects(run: str) -> list[str]:
         f"endstate.{run}.trajectories.>",
         f"endstate.{run}.attempts.>",
         f"endstate.{run}.batches.*",
-        f"endstate.{run}.policy",
+        policy(run),
+        horizon(run),
+        origin(run),
     ]
 
 
@@ -43,10 +45,15 @@ def trajectories(run: str, step: int | None = None) -> str:
     return f"endstate.{run}.trajectories.{'>' if step is None else f'{step}.>'}"
 
 
-def attempts(run: str, step: int, engine: str = "", number: int = 0) -> str:
-    """Subject of one record of started attempts; without ``engine``: filter for all of a step."""
+def step_of(subject: str) -> int:
+    """The step that a trajectory or a record of attempts belongs to."""
+    return int(subject.split(".")[3])
+
+
+def attempts(run: str, step: int | None, engine: str = "", number: int = 0) -> str:
+    """Subject of one record of started attempts; without ``engine``: filter for all of a step, or of the run."""
     place = f"{engine}.{number}" if engine else ">"
-    return f"endstate.{run}.attempts.{step}.{place}"
+    return f"endstate.{run}.attempts.{place if step is None else f'{step}.{place}'}"
 
 
 def batch(run: str, step: int | str) -> str:
@@ -56,6 +63,14 @@ def batch(run: str, step: int | str) -> str:
 
 def policy(run: str) -> str:
     return f"endstate.{run}.policy"
+
+
+def horizon(run: str) -> str:
+    return f"endstate.{run}.horizon"
+
+
+def origin(run: str) -> str:
+    return f"endstate.{run}.origin"
 
 
 def event(run: str, kind: str) -> str:

@@ -179,27 +179,6 @@ def test_batches_once_and_by_step(go, nats_config, run, make_trajectory):
     go(scenario)
 
 
-def test_the_durable_consumer_goes_on_after_the_last_acknowledged_batch(go, nats_config, run, make_trajectory):
-    async def scenario():
-        batches = [_batch([make_trajectory(run, step)]) for step in range(3)]
-        async with connect(nats_config, run) as bus:
-            for batch in batches:
-                await bus.publish_batch(batch)
-            first = await bus.next_batch(5)
-            assert first.batch == batches[0]
-            await first.ack()
-            await first.ack()
-        async with connect(nats_config, run) as bus:
-            second = await bus.next_batch(5)
-            assert second.batch == batches[1]
-            with pytest.raises(WaitExpired):
-                await bus.next_batch(0.2)
-            await second.ack()
-            assert (await bus.next_batch(5)).batch == batches[2]
-
-    go(scenario)
-
-
 def test_policy_versions_only_go_up(go, nats_config, run):
     async def scenario():
         async with connect(nats_config, run) as bus:
