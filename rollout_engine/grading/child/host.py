@@ -19,14 +19,10 @@ from typing import Any
 import msgspec
 import trio
 
-from rollout_engine.errors import GraderError
+from rollout_engine.errors import GraderError, JudgeError
 from rollout_engine.grading.child.forks import Child, Zygote
 from rollout_engine.grading.child.job import GraderLimits, Job, Outcome
-
-JUDGE_METHODS = frozenset(
-    ("text_yesno", "text_yesno_with_motivation", "compare_yesno", "yesno", "no_repeat", "evaluate_bool")
-)
-"""What a test may ask a judge. Each is awaited with the test's arguments and answers with JSON."""
+from rollout_engine.sessions.errors import UnknownTool
 
 _COMPILED = 1024
 """Test files whose code is kept."""
@@ -57,7 +53,7 @@ class GraderHost:
         await self._stack.aclose()
 
     async def run(self, job: Job, judge: Any = None, session: Any = None) -> Outcome:
-        """Run a test once. ``judge`` answers :data:`JUDGE_METHODS`; ``session.call_on`` serves the session fixture.
+        """Run a test once. ``judge.ask(method, arguments)`` answers its questions, ``session.call_on`` its fixtures.
 
         Raises :class:`GraderError` when the child can't be started or the test's file can't be compiled, and whatever
         the judge or the session raises.
@@ -99,20 +95,25 @@ class GraderHost:
                     target, method, arguments = message["ask"], message["method"], message["arguments"]
                 except (ValueError, TypeError, KeyError, RecursionError):
                     return Outcome("crashed", message=_FORGED)
-                value = await self._answer(target, method, arguments, judge, session)
-                await child.send(msgspec.json.encode({"value": value}))
+                await child.send(await self._answer(target, method, arguments, judge, session))
         except (trio.BrokenResourceError, OSError):
             return self._ended(await child.ended())
 
-    async def _answer(self, target: str, method: str, arguments: list[Any], judge: Any, session: Any) -> Any:
-        if target == "judge" and method in JUDGE_METHODS:
-            if judge is None:
-                raise GraderError("the test asks a judge, and there is none: name a judge model in the configuration")
-            return await getattr(judge, method)(*arguments)
-        if session is None:
-            raise GraderError("the test calls tools of the session, which can't be reached while it is graded")
-        server, tool, values = arguments
-        return (await session.call_on(server, tool, values)).text
+    async def _answer(self, target: str, method: str, arguments: list[Any], judge: Any, session: Any) -> bytes:
+        """What the child is told. A question that there isn't is the test's own mistake, and is raised there."""
+        try:
+            if target == "judge":
+                if judge is None:
+                    raise JudgeError("the test asks a judge, and there is none: set judge.endpoint and judge.model")
+                value = await judge.ask(method, arguments)
+            else:
+                if session is None:
+                    raise GraderError("the test calls tools of the session, which can't be reached while it is graded")
+                server, tool, values = arguments
+                value = (await session.call_on(server, tool, values)).text
+        except (TypeError, UnknownTool) as error:
+            return msgspec.json.encode({"error": str(error)})
+        return msgspec.json.encode({"value": value})
 
     def _ended(self, status: int) -> Outcome:
         if os.WIFSIGNALED(status):

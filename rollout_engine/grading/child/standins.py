@@ -10,6 +10,8 @@ import json
 import sys
 import types
 
+import rubrics
+
 
 class _Record:
     """A plain record: fields by keyword, compared and shown by value."""
@@ -158,6 +160,9 @@ class Judge:
     def text_yesno(self, text, question):
         return self._ask("judge", "text_yesno", [text, question])
 
+    def text_yesno_legacy(self, text, question):
+        return self._ask("judge", "text_yesno_legacy", [text, question])
+
     def text_yesno_with_motivation(self, text, question):
         return self._ask("judge", "text_yesno_with_motivation", [text, question])
 
@@ -212,4 +217,8 @@ def install():
     module("thinkingbox.common", TestContext=TestContext, Judge=Judge, SessionClientFixture=SessionClientFixture)
     module("thinkingbox.common.chat_types", **{kind.__name__: kind for kind in kinds})
     module("thinkingbox.common.judge", Judge=Judge)
+    module(
+        "thinkingbox.common.rubrics_judge", **{name: value for name, value in vars(rubrics).items() if name[0] != "_"}
+    )
+    module("thinkingbox.common.config_types", RubricConfig=rubrics.RubricConfig)
     module("thinkingbox.common.mcp_proxy_client", SessionClientFixture=SessionClientFixture)

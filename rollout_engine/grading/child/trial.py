@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import io
 import json
 import marshal
@@ -17,6 +16,7 @@ import struct
 import sys
 import traceback
 
+import injection
 import standins
 
 
@@ -30,7 +30,7 @@ def run(channel):
         send(channel, json.dumps({"key": key, "ask": target, "method": method, "arguments": arguments}).encode())
         answer = json.loads(receive(channel))
         if "error" in answer:
-            raise RuntimeError(answer["error"])
+            raise TypeError(answer["error"])
         return answer["value"]
 
     prints = _Prints(limit)
@@ -58,8 +58,10 @@ def _outcome(job, code, ask):
         with contextlib.ExitStack() as stack:
             exec(code, space)
             test = space[job["function"]]
-            made = _Fixtures(job["fixtures"], {"x": context, "judge": judge}, stack)
-            result = test(**{name: made.get(name) for name in _parameters(test)})
+            runtime = {"x": context, "judge": judge}
+            wanted = injection.injected(test, ())
+            made = _make_fixtures(job["fixtures"], [name for name in wanted if name not in runtime], runtime, stack)
+            result = test(**injection.make_arguments(wanted, made, runtime))
         return _rewarded(result) | {"metadata": context.metadata}
     except MemoryError:
         context = None
@@ -92,52 +94,36 @@ def _rewarded(result):
     return {"kind": "pass", "reward": reward}
 
 
-def _parameters(function):
-    """Names of the parameters that must be given."""
-    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = inspect.signature(function).parameters
-    except (ValueError, TypeError):
-        return []
-    return [name for name, p in parameters.items() if p.kind in named and p.default is p.empty]
-
-
 class FixtureFault(Exception):
     """A fixture that can't be made."""
 
 
-class _Fixtures:
-    """Made by name on first use, each after those that its own parameters name."""
+def _make_fixtures(definitions, wanted, runtime, stack):
+    """{name: value} of the fixtures ``wanted``, those that they need made before them."""
+    factories = {}
 
-    def __init__(self, definitions, known, stack):
-        self._definitions = definitions
-        self._made = dict(known)
-        self._stack = stack
-        self._making = []
-
-    def get(self, name):
-        if name in self._made:
-            return self._made[name]
-        if name in self._making:
-            raise FixtureFault(f"fixtures need one another: {' -> '.join([*self._making, name])}")
-        if name not in self._definitions:
-            known = ", ".join(sorted(self._definitions)) or "none"
-            raise FixtureFault(f"no fixture {name!r}; defined: {known}")
-        self._making.append(name)
-        definition = self._definitions[name]
-        arguments = dict(definition.get("arguments", {}))
-        module, _, leaf = definition["type"].rpartition(".")
+    def needs(name):
+        kind = definitions[name]["type"]
+        module, _, leaf = kind.rpartition(".")
         try:
-            factory = getattr(importlib.import_module(module), leaf)
+            factories[name] = getattr(importlib.import_module(module), leaf)
         except (ImportError, AttributeError, ValueError) as error:
-            raise FixtureFault(f"fixture {name!r}: no {definition['type']!r}: {error}") from error
-        arguments |= {other: self.get(other) for other in _parameters(factory) if other not in arguments}
-        value = factory(**arguments)
+            raise FixtureFault(f"fixture {name!r}: there is no {kind}: {error}") from error
+        return injection.injected(factories[name], definitions[name]["arguments"])
+
+    try:
+        order = injection.injection_order(wanted, needs, definitions)
+    except ValueError as error:
+        raise FixtureFault(str(error)) from error
+    made = {}
+    for name in order:
+        value = factories[name](
+            **definitions[name]["arguments"], **injection.make_arguments(needs(name), made, runtime)
+        )
         if hasattr(value, "__enter__") and hasattr(value, "__exit__"):
-            value = self._stack.enter_context(value)
-        self._making.pop()
-        self._made[name] = value
-        return value
+            value = stack.enter_context(value)
+        made[name] = value
+    return made
 
 
 class _Prints(io.StringIO):

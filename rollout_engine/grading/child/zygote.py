@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import ctypes
 import gc
+import importlib.util
 import json
 import os
 import resource
@@ -21,10 +22,27 @@ import signal
 import socket
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_ENGINE = os.path.dirname(os.path.dirname(_HERE))
+_ALONE = {
+    "injection": os.path.join(_ENGINE, "environments", "thinkingbox", "dataset", "injection.py"),
+    "rubrics": os.path.join(_ENGINE, "grading", "judge", "rubrics.py"),
+}
+"""Files of the engine that stand alone."""
 
-import standins
-import trial
+
+def _load(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+sys.path.insert(0, _HERE)
+for _name, _path in _ALONE.items():
+    _load(_name, _path)
+
+import standins  # noqa: E402 (these two import what was loaded above)
+import trial  # noqa: E402
 
 PRELOADED = (
     "base64 calendar collections copy csv dataclasses datetime decimal difflib enum fractions functools hashlib html "

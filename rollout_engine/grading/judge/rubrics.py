@@ -10,7 +10,6 @@ only, so that the process that runs tests can load this file alone; ``judge`` is
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 _FORM = """\
@@ -89,7 +88,8 @@ def weighted_reward(scores) -> float:
 
 
 class RubricJudge:
-    """Rubrics about one response. ``reward_fn`` replaces the formula; ``max_workers`` questions are asked at once."""
+    """Rubrics about one response. ``reward_fn`` replaces the formula. Questions are asked one after another, whatever
+    ``max_workers`` says: a process that runs tests may start no threads."""
 
     Config = RubricConfig
 
@@ -111,8 +111,7 @@ class RubricJudge:
             raise ValueError("Rubrics list cannot be empty")
         if not response or not response.strip():
             raise ValueError("Response cannot be empty")
-        with ThreadPoolExecutor(max_workers=min(self.max_workers, len(rubrics))) as workers:
-            scores = list(workers.map(lambda rubric: self._score(response, rubric), rubrics))
+        scores = [self._score(response, rubric) for rubric in rubrics]
         reward = self.compute_reward(scores)
         self.x.metadata["rubric_reward"] = reward
         self.x.metadata["rubric_scores"] = [

@@ -11,10 +11,10 @@ import psutil
 import pytest
 import trio
 
-from rollout_engine.errors import GraderError
+from rollout_engine.errors import GraderError, JudgeError
 from rollout_engine.grading.child import GraderHost, GraderLimits, Job
 
-LIMITS = GraderLimits(cpu_seconds=1, wall_seconds=2.0, memory_bytes=1 << 30)
+LIMITS = GraderLimits(cpu_seconds=1, wall_seconds=30.0, memory_bytes=1 << 30)
 
 HEAD = """
 import json
@@ -53,11 +53,12 @@ def job(body: str, **fields) -> Job:
 
 
 class Judge:
-    async def text_yesno(self, text, question):
-        return question in text
-
-    async def compare_yesno(self, first, second, question):
-        raise GraderError("the judge can't be reached")
+    async def ask(self, method, arguments):
+        if method == "text_yesno":
+            return arguments[1] in arguments[0]
+        if method == "evaluate_bool":
+            return "polite" in arguments[1]
+        raise JudgeError("the judge can't be reached")
 
 
 @pytest.fixture
@@ -86,7 +87,6 @@ ENDS = [
     ("raised", 0.0, "BlockingIOError: [Errno 11] Resource temporarily unavailable", "import os; os.fork()"),
     ("limit", 0.0, "CPU time: 1 s", "while True: pass"),
     ("limit", 0.0, "memory: 1024 MiB", "bytearray(8 << 30)"),
-    ("limit", 0.0, "time: 2 s", "import time; time.sleep(60)"),
     ("crashed", 0.0, "the test's process exited with code 0", "import os; os._exit(0)"),
     ("crashed", 0.0, "the test's process was ended by SIGSEGV", "import ctypes; ctypes.string_at(0)"),
     ("crashed", 0.0, "the test's process was ended by SIGKILL", "import os; os.kill(os.getpid(), 9)"),
@@ -109,6 +109,12 @@ async def test_every_way_out_has_a_name(graders, kind, reward, message, body):
     outcome = await graders.run(job(body), Judge())
     assert (outcome.kind, outcome.reward, outcome.message) == (kind, reward, message), outcome
     assert (await graders.run(job("pass"))).kind == "pass"
+
+
+async def test_a_test_that_sleeps_ends_at_the_wall_limit():
+    async with GraderHost(GraderLimits(wall_seconds=0.5)) as graders:
+        outcome = await graders.run(job("import time; time.sleep(60)"))
+    assert (outcome.kind, outcome.message, outcome.wall_limited) == ("limit", "time: 0.5 s", True)
 
 
 async def test_what_a_test_prints_and_notes_is_kept_within_bounds(graders):
@@ -137,7 +143,7 @@ async def test_a_child_has_no_privileges_environment_or_files(graders, monkeypat
 
 async def test_a_fault_of_the_judge_is_the_judges_whatever_the_test_makes_of_it(graders):
     body = "try: judge.compare_yesno('a', 'b', 'c')\nexcept Exception: return 1.0"
-    with pytest.raises(GraderError, match="the judge can't be reached"):
+    with pytest.raises(JudgeError, match="the judge can't be reached"):
         await graders.run(job(body), Judge())
     with pytest.raises(GraderError, match="there is none"):
         await graders.run(job(body))
@@ -157,13 +163,27 @@ async def test_fixtures_are_made_by_name_and_reach_the_session(graders):
         "session": {"type": "thinkingbox.common.SessionClientFixture", "arguments": {"endpoint": "http://unused"}},
         "third": {"type": "fractions.Fraction", "arguments": {"numerator": 1, "denominator": 3}},
         "circle": {"type": "textwrap.indent", "arguments": {"text": "a"}},
-        "prefix": {"type": "textwrap.shorten", "arguments": {"width": 1}},
     }
     assert (await graders.run(job("", code=code, fixtures=fixtures), session=Session())).kind == "pass"
+    rubric = await graders.run(
+        job(
+            "",
+            code="from thinkingbox.common.rubrics_judge import RubricConfig\n"
+            "def test(x, rubrics):\n"
+            "    asked = [RubricConfig(criterion='polite', weight=3), RubricConfig(criterion='rhymes', weight=1)]\n"
+            "    return rubrics.evaluate(x.response, asked).assert_passed()\n",
+            fixtures={"rubrics": {"type": "thinkingbox.common.rubrics_judge.RubricJudge", "arguments": {}}},
+        ),
+        Judge(),
+    )
+    assert rubric.reward == 0.75 and rubric.metadata["rubric_reward"] == 0.75
     missing = await graders.run(job("", code=code.replace("third)", "fourth)"), fixtures=fixtures))
-    assert missing.message == "FixtureFault: no fixture 'fourth'; defined: circle, prefix, session, third"
+    assert missing.message == "FixtureFault: the test takes 'fourth', which is no fixture and not brought by the runner"
     unmet = await graders.run(job("", code=code.replace("third)", "circle)"), fixtures=fixtures))
-    assert unmet.message == "FixtureFault: no fixture 'text'; defined: circle, prefix, session, third"
+    assert (
+        unmet.message
+        == "FixtureFault: fixture 'circle' takes 'prefix', which is no fixture and not brought by the runner"
+    )
 
 
 async def test_a_file_that_cannot_be_compiled_is_named(graders):
