@@ -1,52 +1,93 @@
-"""Filling one synchronous batch: which groups to launch, which to admit, and the ledger.
+"""Filling one batch: which groups to launch, which to admit, and where every episode ended.
 
 A pure state machine: it owns no task and does no I/O.
 
-Invariants (rules 3 and 11): groups are launched in order of their number and admitted in that order,
-never in the order in which they finish, so short episodes are not favoured. No more groups are launched
-than are needed if all those pending come out informative, and never more than ``max_groups``. Every
-episode counted as started lies in exactly one bucket of the ledger.
+Invariants (rules 3 and 11). Groups are launched in order of their number and admitted in that order, never in the
+order in which they finish, so short episodes are not favoured: the step is over when the groups up to some number have
+all settled and fill the batch, however many later ones have finished. A wave is launched only when the pending groups
+could not fill the batch even if all came out informative, and is as large as makes another one unlikely. Clean groups
+and incomplete ones have a bound each, and a batch that a bound cuts short names it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
+from protocol.config import Rollout
 from protocol.records import Batch, GroupRecord, Ledger
 from rollout_engine.group import GroupResult
+from rollout_engine.journal import Attempt
+from rollout_engine.waves import wave_size
 
 
 class BatchState:
-    """Progress of one step towards ``groups`` informative groups."""
+    """Progress of one step towards ``rollout.groups`` informative groups.
 
-    def __init__(self, groups: int, max_groups: int):
-        self._groups = groups
-        self._max_groups = max_groups
-        self._launched = 0
+    ``chance``    of a group, by number, to come out informative.
+    ``carried``   informative groups that earlier steps left over and this one may train on: admitted first.
+    ``launched``  groups that an engine before this one has launched; they are pending.
+    """
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        chance: Callable[[int], float],
+        carried: Sequence[GroupRecord] = (),
+        launched: int = 0,
+    ):
+        self._rollout = rollout
+        self._chance = chance
+        self._carried = tuple(carried[: rollout.groups])
+        self._launched = launched
         self._settled: dict[int, GroupResult] = {}
-
-    @property
-    def pending(self) -> int:
-        return self._launched - len(self._settled)
-
-    @property
-    def informative(self) -> int:
-        return sum(result.informative for result in self._settled.values())
+        self._expired = False
+        self.waves = int(launched > 0)
+        """Times that groups were launched."""
 
     @property
     def launched(self) -> int:
         return self._launched
 
     @property
-    def needed(self) -> int:
-        """Groups to launch now, so that the batch is full if all those pending come out informative."""
-        wanted = self._groups - self.informative - self.pending
-        return max(0, min(wanted, self._max_groups - self._launched))
+    def carried(self) -> int:
+        return len(self._carried)
+
+    @property
+    def pending(self) -> list[int]:
+        return [number for number in range(self._launched) if number not in self._settled]
+
+    @property
+    def informative(self) -> int:
+        """Groups in hand that may be trained on, those carried over included."""
+        return self.carried + sum(result.informative for result in self._settled.values())
+
+    @property
+    def incomplete(self) -> int:
+        return sum(not result.whole for result in self._settled.values())
+
+    @property
+    def oldest_version(self) -> int:
+        """Oldest policy version of any sample in a settled group; -1 before there is one."""
+        samples = [sample for result in self._settled.values() for sample in result.samples if sample is not None]
+        return min((sample.versions[0] for sample in samples), default=-1)
 
     def launch(self) -> list[int]:
-        """Numbers of the groups to launch now; they count as pending from here on."""
+        """Numbers of the groups to launch now, one wave; they count as pending from here on."""
+        pending = self.pending
+        needed = self._rollout.groups - self.informative
+        if self._expired or needed <= len(pending):
+            return []
         first = self._launched
-        self._launched += self.needed
+        self._launched += wave_size(
+            needed,
+            [self._chance(number) for number in pending],
+            lambda i: self._chance(first + i),
+            self._rollout.wave_confidence,
+            self._room(),
+        )
+        self.waves += self._launched > first
         return list(range(first, self._launched))
 
     def settle(self, result: GroupResult) -> None:
@@ -54,39 +95,88 @@ class BatchState:
             raise ValueError(f"group {result.group} was not pending")
         self._settled[result.group] = result
 
+    def expire(self) -> None:
+        """The step's time is up: nothing more is launched."""
+        self._expired = True
+
     @property
     def done(self) -> bool:
-        """Nothing pending, and nothing more to launch."""
-        return self.pending == 0 and (self.full or self._launched == self._max_groups)
+        """Nothing that may still happen changes the batch."""
+        if self._prefix_fills():
+            return True
+        return not self.pending and (self._expired or self.full or not self._room())
 
     @property
     def full(self) -> bool:
-        return self.informative >= self._groups
+        return self.informative >= self._rollout.groups
 
-    def close(self, run: str, step: int, group_size: int, seconds: float) -> Batch:
-        """The manifest of the finished step; raises ``ValueError`` when its ledger does not sum."""
-        if not self.done:
-            raise ValueError(f"step {step} is not done: {self.pending} groups pending")
-        records, counts, errors = [], Counter(), Counter()
-        started = trained = 0
-        for number in sorted(self._settled):
+    def close(
+        self,
+        run: str,
+        step: int,
+        seconds: float,
+        ledger: Callable[[Mapping[Attempt, str], int], Ledger],
+        pool: Mapping[str, int],
+    ) -> Batch:
+        """The manifest of the finished step, once every launched group has settled.
+
+        ``ledger``  of the step's attempts, from the buckets of those that left a trajectory and the number of
+                    episodes carried over.
+
+        Raises ``ValueError`` when a group is pending.
+        """
+        if self.pending or not self.done:
+            raise ValueError(f"step {step} is not done: {len(self.pending)} groups pending")
+        records = [msgspec.structs.replace(record, bucket="trained") for record in self._carried]
+        buckets: dict[Attempt, str] = {}
+        trained = len(records)
+        for number in range(self._launched):
             result = self._settled[number]
             complete = [sample for sample in result.samples if sample is not None]
-            if result.informative and trained < self._groups:
+            if result.informative and trained < self._rollout.groups:
                 bucket, trained = "trained", trained + 1
             elif result.whole and not result.informative:
                 bucket = "zero_variance"
             else:
                 bucket = "surplus"
-            counts[bucket] += len(complete)
-            errors += result.errors
-            started += result.started
+            buckets.update({(s.id.group, s.id.sample, s.id.attempt): bucket for s in complete})
             if result.whole:
                 ids, rewards = tuple(s.id for s in complete), tuple(s.reward for s in complete)
                 versions = tuple(sorted({version for sample in complete for version in sample.versions}))
                 records.append(GroupRecord(number, result.task, ids, rewards, bucket, versions))
-        ledger = Ledger(started=started, system_error=dict(sorted(errors.items())), **counts)
-        ledger.check()
-        outcome = "full" if self.full else "short"
-        oldest = min((record.versions[0] for record in records), default=step)
-        return Batch(run, step, oldest, group_size, tuple(records), ledger, outcome, round(seconds, 3))
+        size = self._rollout.group_size
+        return Batch(
+            run=run,
+            step=step,
+            policy_version=min((record.versions[0] for record in records), default=step),
+            group_size=size,
+            groups=tuple(records),
+            ledger=ledger(buckets, len(self._carried) * size),
+            outcome="full" if self.full else "short",
+            seconds=round(seconds, 3),
+            bound=self._bound(),
+            waves=self.waves,
+            pool=dict(pool),
+        )
+
+    def _room(self) -> int:
+        """Groups that the bounds still allow to launch."""
+        if self.incomplete > self._rollout.max_incomplete:
+            return 0
+        return max(0, self._rollout.max_groups - (self._launched - self.incomplete))
+
+    def _prefix_fills(self) -> bool:
+        """Whether the groups before the first pending one fill the batch."""
+        informative = self.carried
+        for number in range(self._launched):
+            if informative >= self._rollout.groups or number not in self._settled:
+                break
+            informative += self._settled[number].informative
+        return informative >= self._rollout.groups
+
+    def _bound(self) -> str:
+        if self.full:
+            return ""
+        if self._expired:
+            return "batch"
+        return "max_incomplete" if self.incomplete > self._rollout.max_incomplete else "max_groups"

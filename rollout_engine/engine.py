@@ -10,38 +10,37 @@ over when its manifest is on the log; a step whose manifest is there is never ru
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 import httpx
+import msgspec
 import trio
 
 from protocol.bus import Bus
 from protocol.config import Config
-from protocol.records import Batch, Trajectory, TrajectoryId
+from protocol.records import Batch, GroupRecord, Trajectory, TrajectoryId
 from rollout_engine.actors.policy import Policy, Sampling
 from rollout_engine.actors.pool import ActorPool
 from rollout_engine.batch import BatchState
+from rollout_engine.circuit import OutageStatus
+from rollout_engine.clock import StepClock
+from rollout_engine.curation.beliefs import Counts, TaskBeliefs
+from rollout_engine.diagnosis import diagnosis
 from rollout_engine.environments.native import NativeEnvironment
 from rollout_engine.environments.task import Task
 from rollout_engine.episode import EpisodeSetup, run_episode
-from rollout_engine.errors import ConfigurationError
+from rollout_engine.errors import ConfigurationError, RunStopped
+from rollout_engine.gate import Gate
 from rollout_engine.group import GroupPlan, GroupResult, run_group
-from rollout_engine.schedule import task_for
+from rollout_engine.journal import Journal
+from rollout_engine.progress import StepProgress
+from rollout_engine.schedule import Schedule
 from rollout_engine.tokens.template import ChatTemplate
 from rollout_engine.users import make_user
-
-
-class StepProgress(Protocol):
-    """What a terminal wants to know of a step while it runs."""
-
-    def step(self, step: int) -> None: ...
-    def episode(self, trajectory: Trajectory) -> None: ...
-    def group(self, result: GroupResult, state: BatchState) -> None: ...
-    def batch(self, batch: Batch) -> None: ...
 
 
 @dataclass
@@ -56,6 +55,13 @@ class Engine:
     require: Callable[[int], Awaitable[None]]
     """Waits until the policy serves a version or a later one; raises an EpisodeSystemError or ConfigurationError at
     its bound."""
+    probed: Mapping[str, Counts] = field(default_factory=dict)
+    """What the probe counted of each task: (clean attempts, passes)."""
+
+    def __post_init__(self) -> None:
+        self._gate = Gate(self.config.rollout.outage, self._outage)
+        self._clock: StepClock | None = None
+        self._manifests: dict[int, Batch | None] = {}
 
     async def run(self) -> None:
         """Run every step that has no manifest on the log yet."""
@@ -70,79 +76,143 @@ class Engine:
     async def run_step(self, step: int) -> Batch:
         """Fill, publish and return the batch of ``step``.
 
-        Raises :class:`ConfigurationError` when the bound on groups is reached with too few informative
-        ones and the configuration says to stop.
+        Raises :class:`RunStopped` when a bound is reached with too few informative groups and the configuration says
+        to stop, and when an outage lasts longer than it may.
         """
         rollout = self.config.rollout
-        logged = await self._logged(step)
-        started = trio.current_time()
-        state = BatchState(rollout.groups, rollout.max_groups)
-        plan = self._plan(step)
-        settled_send, settled = trio.open_memory_channel[GroupResult](rollout.max_groups)
+        beliefs = await self._beliefs(step)
+        schedule = self._schedule(step, beliefs)
+        histogram = beliefs.histogram([task.id for task in self.pool], step)
+        journal, logged = await Journal.open(self.bus, self.config.run, step), await self._logged(step)
+        # What was launched before this engine was started again has its place in launch order, needed or not.
+        launched = max(journal.groups, *(group + 1 for group in logged), 0)
+        state = BatchState(rollout, schedule.chance, await self._surplus(step), launched)
+        plan = self._plan(step, journal)
+        results: dict[int, GroupResult] = {}
+        settled_send, settled = trio.open_memory_channel[GroupResult](math.inf)
+        self.progress.pool(histogram)
 
-        async def launch(number: int) -> None:
-            task = task_for(self.pool, self.config.seed, step, number, rollout.groups)
-            await settled_send.send(await run_group(plan, number, task, logged.get(number, {})))
+        async def run(result: GroupResult, task: Task) -> None:
+            await run_group(plan, result, task)
+            settled_send.send_nowait(result)
 
-        with trio.move_on_after(rollout.batch) as scope:
+        with StepClock(rollout.batch, self._gate.circuits) as self._clock:
             async with trio.open_nursery() as nursery:
+                wave = state.pending
                 while not state.done:
-                    for number in state.launch():
-                        nursery.start_soon(launch, number)
+                    wave += state.launch()
+                    if wave:
+                        self.progress.wave(len(wave), state)
+                    for number in wave:
+                        task = schedule.task(number)
+                        results[number] = GroupResult.of(number, task, rollout.group_size, logged.get(number, {}))
+                        nursery.start_soon(run, results[number], task)
+                    wave = []
                     result = await settled.receive()
                     state.settle(result)
                     self.progress.group(result, state)
-        if scope.cancelled_caught:
-            raise ConfigurationError(
-                f"step {step} did not fill within rollout.batch = {rollout.batch:g} s: {state.informative} of "
-                f"{rollout.groups} groups informative, {state.pending} pending; its complete samples are on the log"
-            )
-        batch = state.close(self.config.run, step, rollout.group_size, trio.current_time() - started)
+                if not self._may_carry(step + 1, state.oldest_version):
+                    nursery.cancel_scope.cancel()
+        if self._clock.expired:
+            state.expire()
+        if state.pending:
+            await self._settle_rest(step, state, results)
+        await journal.flush()
+        batch = state.close(self.config.run, step, self._clock.seconds, journal.ledger, histogram)
         if not state.full and rollout.at_bound == "stop":
-            raise ConfigurationError(_diagnosis(batch, rollout.groups, rollout.max_groups))
+            raise RunStopped(diagnosis(batch, rollout))
         await self.bus.publish_batch(batch)
         await self.bus.emit("batch", {"step": step, "outcome": batch.outcome, "seconds": batch.seconds})
         return batch
 
-    async def _logged(self, step: int) -> dict[int, dict[int, Trajectory]]:
-        """Samples of ``step`` that are on the log: group -> sample -> trajectory."""
-        found: dict[int, dict[int, Trajectory]] = {}
-        for trajectory in await self.bus.trajectories(step):
-            found.setdefault(trajectory.id.group, {})[trajectory.id.sample] = trajectory
-        return found
+    async def _settle_rest(self, step: int, state: BatchState, results: Mapping[int, GroupResult]) -> None:
+        """Settle groups whose episodes were cancelled or ran on after the batch was full, as the log has them: an
+        episode cancelled while it was being published may be there."""
+        logged = await self._logged(step)
+        for number in state.pending:
+            samples = logged.get(number, {})
+            whole = [samples.get(i) for i in range(self.config.rollout.group_size)]
+            state.settle(replace(results[number], samples=whole))
 
-    def _plan(self, step: int) -> GroupPlan:
+    async def _beliefs(self, step: int) -> TaskBeliefs:
+        """The tasks' posteriors as of ``step``, from the probe and the manifests of earlier steps."""
+        beliefs = TaskBeliefs(self.probed, self.config.sampling.forgetting)
+        for earlier in range(step):
+            if batch := await self._manifest(earlier):
+                beliefs.observe(batch)
+        return beliefs
+
+    def _schedule(self, step: int, beliefs: TaskBeliefs) -> Schedule:
         rollout = self.config.rollout
 
+        def chance(task: Task) -> float:
+            return beliefs.posterior(task.id, step).mixed(rollout.group_size)
+
+        return Schedule(self.pool, self.config.sampling, self.config.seed, step, rollout.groups, chance)
+
+    def _may_carry(self, step: int, version: int) -> bool:
+        """Whether ``step`` may train on what policy version ``version`` sampled."""
+        return version >= step - self.config.rollout.max_staleness
+
+    async def _surplus(self, step: int) -> list[GroupRecord]:
+        """Informative groups that earlier steps left over and this one may train on, in launch order.
+
+        At ``rollout.max_staleness`` 0 there are none: every step has a policy version of its own. A step that cut
+        episodes short has none either, because what it has left over are those that were quick.
+        """
+        found: dict[TrajectoryId, GroupRecord] = {}
+        for earlier in range(max(0, step - self.config.rollout.max_staleness), step):
+            batch = await self._manifest(earlier)
+            for group in batch.groups if batch else ():
+                oldest = min(group.versions, default=batch.policy_version)
+                spare = group.bucket == "surplus" and len(set(group.rewards)) > 1 and not batch.ledger.cancelled
+                if spare and self._may_carry(step, oldest):
+                    found[group.trajectories[0]] = group
+                else:
+                    found.pop(group.trajectories[0], None)
+        return list(found.values())
+
+    async def _manifest(self, step: int) -> Batch | None:
+        """The manifest of an earlier step; a logged one never changes."""
+        if step not in self._manifests:
+            self._manifests[step] = await self.bus.batch(step)
+        return self._manifests[step]
+
+    async def _logged(self, step: int) -> dict[int, dict[int, Trajectory]]:
+        """Samples of ``step`` that are on the log, without their arrays: group -> sample -> trajectory."""
+        found: dict[int, dict[int, Trajectory]] = {}
+        for trajectory in await self.bus.trajectories(step, arrays=False):
+            found.setdefault(trajectory.id.group, {})[trajectory.id.sample] = _slim(trajectory)
+        return found
+
+    def _plan(self, step: int, journal: Journal) -> GroupPlan:
         async def episode(task: Task, id: TrajectoryId) -> Trajectory:
             trajectory = await run_episode(self.setup, task, id, step)
             if not await self.bus.publish_trajectory(trajectory):
                 # Another engine, or this one before a lost acknowledgement, was first: what the log holds counts.
                 trajectory = (await self._logged(step))[id.group][id.sample]
             self.progress.episode(trajectory)
-            return trajectory
+            return _slim(trajectory)
 
         return GroupPlan(
-            run=self.config.run,
-            step=step,
-            group_size=rollout.group_size,
-            retries=rollout.sample_retries,
-            backoff=rollout.retry_backoff,
-            limiter=trio.CapacityLimiter(rollout.concurrency),
+            retries=self.config.rollout.retries,
+            limiter=trio.CapacityLimiter(self.config.rollout.concurrency),
+            gate=self._gate,
+            journal=journal,
             episode=episode,
+            failed=self.progress.failed,
         )
 
+    async def _outage(self, outages: list[OutageStatus]) -> None:
+        if self._clock is not None:
+            self._clock.update()
+        self.progress.outage(outages)
+        await self.bus.emit("outage", {"open": [asdict(outage) for outage in outages]})
 
-def _diagnosis(batch: Batch, wanted: int, bound: int) -> str:
-    zero = sum(group.bucket == "zero_variance" for group in batch.groups)
-    solved = sum(group.bucket == "zero_variance" and group.rewards[0] > 0 for group in batch.groups)
-    trained = sum(group.bucket == "trained" for group in batch.groups)
-    return (
-        f"step {batch.step}: only {trained} of {wanted} groups were informative after rollout.max_groups = {bound}; "
-        f"{zero} had equal rewards ({solved} always solved, {zero - solved} never), system errors: "
-        f"{batch.ledger.system_error or 'none'}. Re-probe and select the pool again, raise rollout.max_groups, "
-        f"or set rollout.at_bound to short"
-    )
+
+def _slim(trajectory: Trajectory) -> Trajectory:
+    """A logged trajectory as a group needs it: a step doesn't hold what the log holds."""
+    return msgspec.structs.replace(trajectory, tokens=None, messages=())
 
 
 def load_template(config: Config) -> ChatTemplate:

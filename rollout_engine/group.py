@@ -1,34 +1,41 @@
-"""One group: G graded samples of one task by one policy version, whole or not at all (rule 11).
+"""One group: G graded samples of one task, whole or not at all (rule 11).
 
-Invariant: a sample that meets a system error runs again, alone, with its next attempt number; its
-siblings neither wait for it nor run again. A sample out of retries leaves the group incomplete, and an
+Invariant: a sample that meets a system error runs again, alone and at once but for its backoff, under its next attempt
+number; its siblings neither wait for it nor run again. A sample out of retries leaves the group incomplete, and an
 incomplete group is never trained on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import trio
 
+from protocol.config import Retries
 from protocol.records import Trajectory, TrajectoryId
 from rollout_engine.environments.task import Task
 from rollout_engine.errors import EpisodeSystemError
+from rollout_engine.gate import Gate
+from rollout_engine.journal import Journal
+from rollout_engine.retry import RetryBudget
 
 
 @dataclass
 class GroupResult:
-    """What a launched group came to. ``samples[i]`` is None where sample i ran out of retries."""
+    """What a launched group came to. ``samples[i]`` is None where sample i has no verdict (yet)."""
 
     group: int
     task: str
     samples: list[Trajectory | None]
-    started: int = 0
-    """Episodes started for this group, retries included; samples found on the log count as well."""
     errors: Counter[str] = field(default_factory=Counter)
     """System errors by kind."""
+
+    @classmethod
+    def of(cls, group: int, task: Task, size: int, logged: Mapping[int, Trajectory]) -> GroupResult:
+        """A group before it runs. ``logged``: sample number -> trajectory, of those that the log holds."""
+        return cls(group, task.id, [logged.get(sample) for sample in range(size)])
 
     @property
     def whole(self) -> bool:
@@ -42,38 +49,40 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """How to run one group's samples."""
+    """How to run the samples of a step's groups."""
 
-    run: str
-    step: int
-    group_size: int
-    retries: int
-    backoff: float
-    """Seconds before the first retry of a sample; doubled for each further one."""
+    retries: Retries
     limiter: trio.CapacityLimiter
+    gate: Gate
+    journal: Journal
     episode: Callable[[Task, TrajectoryId], Awaitable[Trajectory]]
     """Runs, publishes and returns one sample, or raises an EpisodeSystemError."""
+    failed: Callable[[TrajectoryId, EpisodeSystemError, float | None], None]
+    """Told of a system error, with the seconds before that sample runs again (None: it is out of retries)."""
 
 
-async def run_group(plan: GroupPlan, group: int, task: Task, logged: dict[int, Trajectory]) -> GroupResult:
-    """Run the samples of ``group`` that are not in ``logged`` (sample number -> trajectory)."""
-    result = GroupResult(group, task.id, [logged.get(i) for i in range(plan.group_size)], started=len(logged))
+async def run_group(plan: GroupPlan, result: GroupResult, task: Task) -> None:
+    """Run the samples that ``result`` lacks. Cancelled, it keeps those that are done."""
     async with trio.open_nursery() as nursery:
-        for sample in range(plan.group_size):
-            if sample not in logged:
+        for sample, done in enumerate(result.samples):
+            if done is None:
                 nursery.start_soon(_run_sample, plan, task, result, sample)
-    return result
 
 
 async def _run_sample(plan: GroupPlan, task: Task, result: GroupResult, sample: int) -> None:
-    for attempt in range(plan.retries + 1):
-        id = TrajectoryId(plan.run, plan.step, result.group, sample, attempt)
-        try:
-            async with plan.limiter:
-                result.started += 1
-                result.samples[sample] = await plan.episode(task, id)
-            return
-        except EpisodeSystemError as error:
-            result.errors[error.kind] += 1
-        if attempt < plan.retries:
-            await trio.sleep(plan.backoff * 2**attempt)
+    budget, first = RetryBudget(plan.retries), True
+    wait: float | None = 0.0
+    while wait is not None:
+        await trio.sleep(wait)
+        async with plan.limiter:
+            try:
+                async with plan.gate.admit(task.id, first) as admission:
+                    id = await plan.journal.start(result.group, sample)
+                    result.samples[sample] = await plan.episode(task, id)
+                return
+            except EpisodeSystemError as error:
+                wait = budget.after(error, admission.excused)
+                plan.journal.fail(id, error.kind)
+                plan.failed(id, error, wait)
+                result.errors[error.kind] += 1
+        first = False

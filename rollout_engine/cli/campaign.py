@@ -73,10 +73,9 @@ async def run_campaign(
                     partial(runner, scope=scope),
                     config.evaluation.concurrency,
                     file.done,
-                    config.rollout.sample_retries,
+                    config.rollout.retries,
                     record,
                     policy=policy,
-                    backoff=config.rollout.retry_backoff,
                     on_trajectory=lambda trajectory, key: write_transcript(transcripts, key, trajectory),
                 )
         return file.rows + tally.failed

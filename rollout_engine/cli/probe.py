@@ -63,10 +63,8 @@ def _report(config: Config, tasks: list[str], rows: list[AttemptRow]) -> None:
         console.print(f"probe: {len(rows)} attempts of {len(tasks)} candidates, pass rate {_rate(rows):.3f}")
         return
     last = failed[-1].error
-    story = (
-        f"{len(failed)} attempts ended in a system error after {config.rollout.sample_retries} retries, "
-        f"the last {last.kind}: {last.message}"
-    )
+    spent = f"{len(failed)} attempts ended in a system error after all of rollout.retries"
+    story = f"{spent}, the last {last.kind}: {last.message}"
     if short:
         raise ConfigurationError(
             f"{story}\n{len(short)} candidates have fewer than curation.min_clean = {config.curation.min_clean} "

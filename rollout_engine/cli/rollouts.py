@@ -21,7 +21,7 @@ from rollout_engine.actors.pool import ActorPool
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.cli.options import split_urls
 from rollout_engine.cli.progress import StepDisplay
-from rollout_engine.curation.pool import load_pool
+from rollout_engine.curation.pool import load_pool, probed_counts
 from rollout_engine.engine import Engine, load_template, open_setup
 
 app = verb("rollouts", __doc__)
@@ -56,7 +56,7 @@ async def _run(config: Config, urls: Sequence[str]) -> None:
         open_setup(config, policy) as setup,
     ):
         with StepDisplay(config, console) as display:
-            await Engine(config, pool, setup, bus, display, policy.require).run()
+            await Engine(config, pool, setup, bus, display, policy.require, probed_counts(config)).run()
     console.print(f"[green]run {config.run}: all {config.learner.steps} steps are on the log[/]")
 
 

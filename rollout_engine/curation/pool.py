@@ -1,7 +1,8 @@
 """The training pool: which probed tasks the policy can learn from, and why each other one was left out.
 
 Invariant: every candidate is in the pool file exactly once, with its counts, its posterior and either
-``kept`` or the reason it was dropped. The pool stays fixed for a whole run.
+``kept`` or the reason it was dropped. The pool stays fixed for a whole run; what is believed of its tasks doesn't
+(:mod:`rollout_engine.curation.beliefs`).
 """
 
 from __future__ import annotations
@@ -176,6 +177,16 @@ def read_pool(path: Path) -> Pool:
         raise ConfigurationError(f"{path} is missing: run bin/probe, then bin/select") from error
     except msgspec.MsgspecError as error:
         raise ConfigurationError(f"{path} is not a task pool: {error}. Run bin/select to make it again") from error
+
+
+def probed_counts(config: Config) -> dict[str, tuple[int, int]]:
+    """(clean attempts, passes) of every candidate that the run's ``pool.json`` judged.
+
+    Raises :class:`ConfigurationError` as :func:`read_pool` does.
+    """
+    return {
+        candidate.task: (candidate.clean, candidate.passes) for candidate in read_pool(pool_file(config)).candidates
+    }
 
 
 def load_pool(config: Config) -> list[Task]:

@@ -51,8 +51,9 @@ class Posterior:
         return self.alpha / (self.alpha + self.beta)
 
 
-def jeffreys(attempts: int, passes: int) -> Posterior:
-    """Posterior after ``passes`` of ``attempts``; raises ``ValueError`` for an impossible count."""
+def jeffreys(attempts: float, passes: float) -> Posterior:
+    """Posterior after ``passes`` of ``attempts`` (old ones may weigh less than 1); raises ``ValueError`` for an
+    impossible count."""
     if not 0 <= passes <= attempts:
         raise ValueError(f"{passes} passes of {attempts} attempts")
     return Posterior(passes + PRIOR, attempts - passes + PRIOR)

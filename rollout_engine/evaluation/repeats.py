@@ -11,10 +11,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
 import trio
 
+from protocol.config import Retries
 from protocol.records import Trajectory
 from rollout_engine.environments.task import Task
 from rollout_engine.errors import EpisodeSystemError
 from rollout_engine.evaluation.attempts import AttemptError, AttemptRow, Key, PolicyStamp
+from rollout_engine.retry import RetryBudget
 
 EpisodeRunner = Callable[[Task, int, int], Awaitable[Trajectory]]
 """``await runner(task, attempt, retry)``: a graded trajectory, or an :class:`EpisodeSystemError`."""
@@ -26,17 +28,15 @@ async def run_attempts(
     runner: EpisodeRunner,
     concurrency: int,
     done: Collection[Key],
-    retries: int,
+    retries: Retries,
     on_result: Callable[[AttemptRow], None],
     *,
     policy: PolicyStamp,
-    backoff: float = 0.0,
     on_trajectory: Callable[[Trajectory, Key], None] | None = None,
 ) -> None:
     """Run ``attempts`` attempts of each task, less those ``done``, and report each row as it finishes.
 
-    ``retries``        times one attempt may run again after a system error; ``backoff`` seconds before
-                       the first of them, doubling.
+    ``retries``        how often and how soon one attempt may run again, by kind of system error.
     ``policy``         stamped on every row, with the version that the episode reports.
     ``on_trajectory``  called before ``on_result``, so that a row on disk always has its transcript.
 
@@ -47,7 +47,7 @@ async def run_attempts(
     async def worker() -> None:
         # The workers share one iterator, so admission order is its order.
         for task, attempt in keys:
-            result = await _attempt(runner, task, attempt, retries, backoff)
+            result = await _attempt(runner, task, attempt, retries)
             if isinstance(result, Trajectory):
                 if on_trajectory is not None:
                     on_trajectory(result, (task.id, attempt))
@@ -70,16 +70,17 @@ def _missing(tasks: Sequence[Task], attempts: int, done: Collection[Key]) -> Ite
 
 
 async def _attempt(
-    runner: EpisodeRunner, task: Task, attempt: int, retries: int, backoff: float
+    runner: EpisodeRunner, task: Task, attempt: int, retries: Retries
 ) -> Trajectory | EpisodeSystemError:
-    retry = 0
+    budget, retry = RetryBudget(retries), 0
     while True:
         try:
             return await runner(task, attempt, retry)
         except EpisodeSystemError as error:
-            if retry == retries:
+            wait = budget.after(error)
+            if wait is None:
                 return error
-        await trio.sleep(backoff * 2**retry)
+        await trio.sleep(wait)
         retry += 1
 
 

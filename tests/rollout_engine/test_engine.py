@@ -7,14 +7,15 @@ import msgspec
 import pytest
 import trio
 
-from protocol.records import Verdict
+from protocol.config import Outage, Retries, Retry, TaskSampling
+from protocol.records import Ledger, Verdict
 from rollout_engine.actors.policy import Sampling
 from rollout_engine.actors.scripted import ScriptedPolicy
 from rollout_engine.engine import Engine, load_template
 from rollout_engine.environments.native import NativeEnvironment
 from rollout_engine.environments.registry import load_tasks
 from rollout_engine.episode import EpisodeSetup
-from rollout_engine.errors import ActorError, ConfigurationError
+from rollout_engine.errors import ActorError, ConfigurationError, RunStopped
 from rollout_engine.schedule import task_for
 from rollout_engine.users import scripted_user
 
@@ -27,11 +28,11 @@ class MemoryLog:
     """What the engine asks of a bus. A (step, group, sample) is logged once, as on the real one."""
 
     def __init__(self):
-        self.logged, self.batches, self.events, self.waited = {}, {}, [], []
+        self.logged, self.records, self.batches, self.events, self.waited = {}, [], {}, [], []
         self.stop_after = None
         self.lost_acknowledgements = set()
 
-    async def trajectories(self, step):
+    async def trajectories(self, step, arrays=True):
         return [t for (s, _, _), t in sorted(self.logged.items()) if s == step]
 
     async def publish_trajectory(self, trajectory):
@@ -47,6 +48,12 @@ class MemoryLog:
             raise Killed
         self.logged[place] = trajectory
         return True
+
+    async def publish_attempts(self, record):
+        self.records.append(record)
+
+    async def attempts(self, step):
+        return [record for record in self.records if record.step == step]
 
     async def batch(self, step):
         return self.batches.get(step)
@@ -88,6 +95,18 @@ class Progress:
     def batch(self, batch):
         self.told["batch"] += 1
 
+    def pool(self, histogram):
+        self.told["pool"] += 1
+
+    def wave(self, groups, state):
+        self.told["wave"] += 1
+
+    def failed(self, id, error, again):
+        self.told[error.kind] += 1
+
+    def outage(self, outages):
+        self.told["outage"] += 1
+
 
 class MixedPolicy:
     """Plays the oracle on even samples and the task's main slip on odd ones; on ``solved`` tasks always the oracle.
@@ -117,10 +136,20 @@ class MixedPolicy:
 @pytest.fixture
 def make_engine(tiny_config, tiny_template):
     def make(log, policy, **rollout):
-        settings = {"groups": GROUPS, "group_size": SIZE, "max_groups": BOUND, "sample_retries": 1} | rollout
+        settings = {
+            "groups": GROUPS,
+            "group_size": SIZE,
+            "max_groups": BOUND,
+            "wave_confidence": 0.0,
+            "retries": Retries(Retry(times=1)),
+        } | rollout
         learner = msgspec.structs.replace(tiny_config.learner, steps=2)
+        sampling = settings.pop("sampling", tiny_config.sampling)
         config = msgspec.structs.replace(
-            tiny_config, learner=learner, rollout=msgspec.structs.replace(tiny_config.rollout, **settings)
+            tiny_config,
+            learner=learner,
+            sampling=sampling,
+            rollout=msgspec.structs.replace(tiny_config.rollout, **settings),
         )
         setup = EpisodeSetup(
             policy,
@@ -158,7 +187,8 @@ async def test_a_run_waits_for_each_version_and_logs_each_steps_manifest(make_en
         assert all(group.rewards == (1.0, 0.0, 1.0, 0.0) for group in batch.groups)
         assert batch.ledger.started == batch.ledger.trained == GROUPS * SIZE
         assert all(log.logged[i.step, i.group, i.sample].id == i for g in batch.groups for i in g.trajectories)
-    assert engine.progress.told == {"step": 2, "episode": 2 * GROUPS * SIZE, "group": 2 * GROUPS, "batch": 2}
+    told = {"step": 2, "pool": 2, "wave": 2, "episode": 2 * GROUPS * SIZE, "group": 2 * GROUPS, "batch": 2}
+    assert engine.progress.told == told
 
 
 @pytest.mark.parametrize(("staleness", "awaited"), [(1, [0, 0]), (0, [0, 1])])
@@ -204,7 +234,10 @@ async def test_a_restart_in_mid_step_runs_only_the_missing_samples(make_engine, 
     wanted = {(group, sample) for group in range(GROUPS) for sample in range(SIZE)}
     assert {(g, s) for g, s, _ in policy.started} == wanted - {(g, s) for _, g, s in kept}
     assert all(log.logged[place] is trajectory for place, trajectory in kept.items())
-    assert batch.ledger.started == batch.ledger.trained == GROUPS * SIZE
+    # The killed engine had started every sample; those it hadn't finished end as cancelled, and ran under a new number.
+    lost = GROUPS * SIZE - complete
+    assert batch.ledger == Ledger(GROUPS * SIZE + lost, trained=GROUPS * SIZE, cancelled=lost)
+    assert {attempt for _, _, attempt in policy.started} == {1}
 
 
 async def test_a_sample_with_a_system_error_runs_again_alone(make_engine, tiny_template, autojump_clock):
@@ -245,28 +278,137 @@ async def test_at_the_bound_the_batch_is_short_or_the_run_stops_with_a_diagnosis
     log = MemoryLog()
     short = await make_engine(log, MixedPolicy(tiny_template, solved), at_bound="short").run_step(0)
     assert short.outcome == "short" and len(short.groups) == BOUND and short.ledger.trained == SIZE
+    assert short.bound == "max_groups"
 
     log = MemoryLog()
-    with pytest.raises(ConfigurationError) as stop:
+    with pytest.raises(RunStopped) as stop:
         await make_engine(log, MixedPolicy(tiny_template, solved), at_bound="stop").run_step(0)
-    assert "only 1 of 3 groups were informative after rollout.max_groups = 6" in str(stop.value)
+    assert "only 1 of 3 groups were informative at rollout.max_groups = 6;" in str(stop.value)
     assert "5 had equal rewards (5 always solved, 0 never)" in str(stop.value)
     assert log.batches == {} and len(log.logged) == BOUND * SIZE
 
 
-async def test_a_step_that_does_not_fill_in_time_says_so_and_keeps_its_samples(
+class Stuck(MixedPolicy):
+    """One episode of group 2 never answers."""
+
+    async def generate(self, request):
+        if request.episode.endswith("/2/3/0"):
+            self.started.append((2, 3, 0))
+            await trio.sleep_forever()
+        return await super().generate(request)
+
+
+async def test_a_step_that_does_not_fill_in_time_is_short_or_stops_and_names_what_was_in_flight(
     make_engine, tiny_template, autojump_clock
 ):
-    class Stuck(MixedPolicy):
-        async def generate(self, request):
-            if request.episode.endswith("/2/3/0"):
-                await trio.sleep_forever()
-            return await super().generate(request)
+    log = MemoryLog()
+    began = trio.current_time()
+    short = await make_engine(log, Stuck(tiny_template), batch=60.0).run_step(0)
+    assert trio.current_time() - began == 60.0 and short.seconds == 60.0
+    assert (short.outcome, short.bound) == ("short", "batch") and log.batches == {0: short}
+    assert short.ledger == Ledger(GROUPS * SIZE, trained=2 * SIZE, surplus=SIZE - 1, cancelled=1)
 
     log = MemoryLog()
-    with pytest.raises(ConfigurationError, match=r"rollout.batch = 60 s: 2 of 3 groups informative, 1 pending"):
-        await make_engine(log, Stuck(tiny_template), batch=60.0).run_step(0)
+    message = (
+        r"only 2 of 3 groups were informative at rollout.batch = 60 s; .* 1 episodes were cut short, "
+        r"system errors: none. Raise rollout.batch"
+    )
+    with pytest.raises(RunStopped, match=message):
+        await make_engine(log, Stuck(tiny_template), batch=60.0, at_bound="stop").run_step(0)
     assert len(log.logged) == GROUPS * SIZE - 1 and log.batches == {}
+    batch = await make_engine(log, MixedPolicy(tiny_template), at_bound="stop").run_step(0)
+    assert batch.ledger == Ledger(GROUPS * SIZE + 1, trained=GROUPS * SIZE, cancelled=1)
+
+
+async def test_once_the_first_groups_fill_the_batch_what_runs_on_is_cancelled(
+    make_engine, tiny_template, autojump_clock
+):
+    log = MemoryLog()
+    engine = make_engine(log, Stuck(tiny_template), groups=2, wave_confidence=0.9)
+    batch = await engine.run_step(0)
+    assert batch.outcome == "full" and batch.waves == 1
+    assert [g.group for g in batch.groups if g.bucket == "trained"] == [0, 1]
+    assert batch.ledger.cancelled >= 1 and batch.ledger.trained == 2 * SIZE
+    assert batch.ledger.started == batch.ledger.trained + batch.ledger.surplus + batch.ledger.cancelled
+    assert len(log.logged) == batch.ledger.trained + batch.ledger.surplus
+
+
+async def test_a_step_that_may_lag_trains_on_what_the_one_before_left_over(make_engine, tiny_template):
+    """Every task comes out mixed, but nobody knows it yet: more groups are launched than needed."""
+    log = MemoryLog()
+    lagging = {"wave_confidence": 0.3, "max_staleness": 2, "max_groups": 20}
+    first = await make_engine(log, MixedPolicy(tiny_template), **lagging).run_step(0)
+    spare = [g for g in first.groups if g.bucket == "surplus"]
+    assert first.ledger.cancelled == 0 and 0 < len(spare) < GROUPS
+    engine = make_engine(log, MixedPolicy(tiny_template), **lagging)
+    second = await engine.run_step(1)
+    assert second.groups[: len(spare)] == tuple(msgspec.structs.replace(g, bucket="trained") for g in spare)
+    assert second.ledger.carried == len(spare) * SIZE and second.ledger.trained == GROUPS * SIZE
+    assert second.ledger.started + second.ledger.carried == second.ledger.trained + second.ledger.surplus
+    assert second.policy_version == 0
+
+    synchronous = await make_engine(log, MixedPolicy(tiny_template), max_staleness=0).run_step(2)
+    assert synchronous.ledger.carried == 0 and synchronous.policy_version == 2
+
+
+async def test_tasks_are_drawn_as_before_after_a_restart(make_engine, tiny_template):
+    """Adaptive sampling goes by the log of earlier steps, never by what an engine remembers."""
+    adaptive = {"sampling": TaskSampling("adaptive", forgetting=0.1, exploration=0.3)}
+    log = MemoryLog()
+    one = make_engine(log, MixedPolicy(tiny_template, solved=tasks_of(0, [0])), **adaptive)
+    await one.run()
+    undisturbed = {step: [g.task for g in batch.groups] for step, batch in log.batches.items()}
+    later = log.batches.pop(1)
+    log.logged = {place: t for place, t in log.logged.items() if place[0] == 0}
+    again = await make_engine(log, MixedPolicy(tiny_template), **adaptive).run_step(1)
+    assert [g.task for g in again.groups] == undisturbed[1] and again.pool == later.pool
+    assert sum(again.pool.values()) == len(TASKS) and again.pool != log.batches[0].pool
+
+
+class Flaky(MixedPolicy):
+    """No actor answers until ``until``; then all is well."""
+
+    def __init__(self, template, until):
+        super().__init__(template)
+        self.until, self.asked, self.running, self.peak = until, [], 0, 0
+
+    async def generate(self, request):
+        await trio.sleep(1.0)
+        if trio.current_time() < self.until:
+            self.asked.append(trio.current_time())
+            raise ActorError("answered 503")
+        return await super().generate(request)
+
+
+async def test_a_run_rides_through_an_outage_without_spending_its_retries(make_engine, tiny_template, autojump_clock):
+    """600 s without an actor, and one retry a sample: nothing is lost, and the step's own 60 s don't count them."""
+    log, begin = MemoryLog(), trio.current_time()
+    policy = Flaky(tiny_template, until=begin + 600)
+    outage = Outage(errors=4, among=6, probe=5.0, max_probe=60.0)
+    engine = make_engine(log, policy, outage=outage, batch=60.0)
+    batch = await engine.run_step(0)
+    assert batch.outcome == "full" and batch.ledger.trained == GROUPS * SIZE
+    assert batch.ledger.system_error == {"actor": len(policy.asked)}
+    after = [t - begin for t in policy.asked if t - begin > 2]
+    # Probes: 5 s after the outage opened, then 10 s, 20 s, 40 s after each failure, and every 60 s.
+    assert after == [7.0, 18.0, 39.0, 80.0, 141.0, 202.0, 263.0, 324.0, 385.0, 446.0, 507.0, 568.0]
+    assert 600 < batch.seconds < 700
+    assert engine.progress.told["outage"] >= 3 and engine.progress.told["actor"] == len(policy.asked)
+    kinds = [data["open"] for kind, data in log.events if kind == "outage"]
+    assert kinds[0][0]["kind"] == "actor" and kinds[0][0]["paused"] and kinds[-1] == []
+
+
+async def test_an_outage_that_lasts_too_long_stops_the_run_and_says_what_to_do(
+    make_engine, tiny_template, autojump_clock
+):
+    log = MemoryLog()
+    engine = make_engine(log, Flaky(tiny_template, until=float("inf")), outage=Outage(errors=4, among=6, longest=300.0))
+    with pytest.raises(ExceptionGroup) as stop:
+        await engine.run_step(0)
+    assert stop.group_contains(
+        RunStopped, match="'actor' for 300 s .* look at the actors .* run the same command again"
+    )
+    assert log.batches == {}
 
 
 def test_a_context_shorter_than_an_episode_is_refused(tiny_config):

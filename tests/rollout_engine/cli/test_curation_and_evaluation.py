@@ -54,7 +54,7 @@ def run(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(
         f"run: demo\nfolder: {tmp_path}\ntasks: {{domains: [travel], train: 6, heldout: 4}}\n"
-        "rollout: {sample_retries: 0}\nnats: {url: 'nats://127.0.0.1:9', connect_timeout: 0.2}\n"
+        "rollout: {retries: {default: {times: 0}}}\nnats: {url: 'nats://127.0.0.1:9', connect_timeout: 0.2}\n"
     )
 
     def run(verb, *arguments) -> int:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from protocol.config import Retries, Retry
 from rollout_engine.errors import ActorError, BackendError
 from rollout_engine.evaluation.attempts import AttemptFile, PolicyStamp
 from rollout_engine.evaluation.coverage import check_coverage
@@ -14,9 +15,13 @@ IDS = [t.id for t in TASKS]
 BASE = PolicyStamp("base", 0, "cafe")
 
 
-async def run(runner, attempts=2, concurrency=4, done=(), retries=0, **options):
+def retries(times):
+    return Retries(Retry(times=times, backoff=0.5))
+
+
+async def run(runner, attempts=2, concurrency=4, done=(), times=0):
     rows = []
-    await run_attempts(TASKS, attempts, runner, concurrency, set(done), retries, rows.append, policy=BASE, **options)
+    await run_attempts(TASKS, attempts, runner, concurrency, set(done), retries(times), rows.append, policy=BASE)
     return rows
 
 
@@ -62,18 +67,18 @@ async def test_a_system_error_runs_again_with_doubling_waits(autojump_clock):
         return trajectory(task.id, attempt)
 
     begin = trio.current_time()
-    rows = await run(runner, attempts=1, concurrency=1, retries=3, backoff=0.5)
+    rows = await run(runner, attempts=1, concurrency=1, times=3)
     assert tries == [(IDS[0], 0, 0, 0.0), (IDS[0], 0, 1, 0.5), (IDS[0], 0, 2, 1.5), (IDS[1], 0, 0, 1.5)]
     assert all(row.reward == 1.0 for row in rows)
 
 
-async def test_after_the_last_retry_the_row_says_what_failed():
+async def test_after_the_last_retry_the_row_says_what_failed(autojump_clock):
     async def runner(task, attempt, retry):
         if task.id == IDS[0]:
             raise BackendError(f"crash {retry}")
         return trajectory(task.id, attempt)
 
-    rows = await run(runner, attempts=1, retries=2)
+    rows = await run(runner, attempts=1, times=2)
     failed = next(row for row in rows if row.task == IDS[0])
     assert failed.reward is None
     assert (failed.error.kind, failed.error.message) == ("backend", "crash 2")
@@ -100,7 +105,7 @@ async def test_the_transcript_comes_before_the_row():
         runner,
         1,
         set(),
-        0,
+        retries(0),
         lambda row: order.append(("row", row.key)),
         policy=BASE,
         on_trajectory=lambda trajectory, key: order.append(("transcript", key)),
@@ -122,7 +127,7 @@ async def test_a_killed_campaign_goes_on_where_it_was(tmp_path):
             return trajectory(task.id, attempt)
 
         with AttemptFile(path, BASE) as file:
-            await run_attempts(TASKS, 3, runner, 1, file.done, 0, file.append, policy=BASE)
+            await run_attempts(TASKS, 3, runner, 1, file.done, retries(0), file.append, policy=BASE)
             return list(file.rows)
 
     with pytest.raises(BaseExceptionGroup) as caught:
