@@ -6,6 +6,8 @@ decides anything. asyncio only; the weight calls need ``VLLM_SERVER_DEV_MODE=1``
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,15 @@ import numpy as np
 from protocol.records import ActorLoad
 
 UNPROVEN = "unproven"
-"""Label of weights that no probe has confirmed. Tokens that carry it are refused by the engine."""
+"""Label of weights that nobody has announced. Tokens that carry it are refused by the engine."""
 
-_GAUGES = {
-    "vllm:num_requests_running": "running",
-    "vllm:num_requests_waiting": "waiting",
-    "vllm:kv_cache_usage_perc": "kv_use",
+_LOAD: dict[str, tuple[str, Callable[[float, float], float]]] = {
+    "vllm:num_requests_running": ("running", add),
+    "vllm:num_requests_waiting": ("waiting", add),
+    "vllm:kv_cache_usage_perc": ("kv_use", max),
+    "vllm:num_preemptions_total": ("preemptions", add),
 }
+"""Figure of each of the server's metrics, and how those of several engine cores make one."""
 
 
 class ControlError(Exception):
@@ -31,6 +35,11 @@ class ControlError(Exception):
 def label(version: int) -> str:
     """How a server names proven weights in its answers."""
     return f"v{version}"
+
+
+def provisional(version: int) -> str:
+    """How it names them from the load to the proof: the engine holds back what they sampled until they are proven."""
+    return f"v{version}?"
 
 
 class ServerControl:
@@ -51,12 +60,14 @@ class ServerControl:
     async def load(self) -> ActorLoad:
         """The server's own load figures."""
         text = (await self._call("GET", "/metrics", self._timeout)).text
-        values: dict[str, float] = {}
+        values = dict.fromkeys((figure for figure, _ in _LOAD.values()), 0.0)
         for line in text.splitlines():
             name, _, rest = line.partition("{")
-            if name in _GAUGES:
-                values[_GAUGES[name]] = values.get(_GAUGES[name], 0.0) + float(rest.rpartition(" ")[2])
-        return ActorLoad(int(values.get("running", 0)), int(values.get("waiting", 0)), values.get("kv_use", 0.0))
+            if name in _LOAD:
+                figure, together = _LOAD[name]
+                values[figure] = together(values[figure], float(rest.rpartition(" ")[2]))
+        kv_use = values.pop("kv_use")
+        return ActorLoad(kv_use=kv_use, **{figure: int(value) for figure, value in values.items()})
 
     async def model(self) -> str:
         """Name of the served model."""
@@ -73,6 +84,10 @@ class ServerControl:
         after the load; that pausing does it too is deprecated."""
         await self._call("POST", "/pause?mode=keep&clear_cache=false", timeout)
 
+    async def abort(self, timeout: float) -> None:
+        """End every running request without an answer, and pause."""
+        await self._call("POST", "/pause?mode=abort&clear_cache=false", timeout)
+
     async def resume(self) -> None:
         await self._call("POST", "/resume", self._timeout)
 
@@ -83,7 +98,12 @@ class ServerControl:
         )
 
     async def reset_prefix_cache(self, timeout: float) -> None:
-        """Forget cached keys and values; requests that are held are computed anew when they go on."""
+        """Forget cached keys and values; requests that are held are computed anew when they go on.
+
+        So each token's log-probability is what its version gives after everything before it. To keep the held
+        requests' keys and values isn't on offer: vLLM drops its prefix cache whole, or not while requests run. It
+        would save little: the next turn of an episode computes its prompt anew in any case.
+        """
         answer = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true", timeout)
         if not answer.json()["success"]:
             raise ControlError(f"{self.url}/reset_prefix_cache: the server kept its prefix cache")
@@ -92,6 +112,8 @@ class ServerControl:
         """float32 [T - 1]: log-probability of each of ``ids[1:]`` (int [T]) after those before it, temperature 1."""
         body = {
             "token_ids": ids.tolist(),
+            # Before whatever waits: engines hold tokens back until the weights are proven.
+            "priority": -1,
             "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "logprobs": 0,
                                 "detokenize": False},
         }  # fmt: skip

@@ -1,17 +1,16 @@
 """Many actors as one policy.
 
-Invariant: an episode's requests go to one actor, for its prefix cache, until that actor fails; then the whole
-prompt goes to another, which is all it takes, because a request carries every id. Only an actor that says it
-serves the wanted policy version, and said so lately, is asked.
+Invariant: an episode's requests go to one actor, for its prefix cache, until that actor fails or asks for a pause;
+then the whole prompt goes to another, which is all it takes, because a request carries every id. Tokens of a version
+that the actor is still proving are held back until it has (rule 20).
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import httpx
 import trio
@@ -20,46 +19,38 @@ from protocol.bus import Bus
 from protocol.config import Config
 from protocol.records import ActorStatus
 from rollout_engine.actors.connections import KeptConnections
+from rollout_engine.actors.placement import choose
 from rollout_engine.actors.policy import GenerateRequest, Generation
-from rollout_engine.actors.vllm import ActorRefusal, VllmActor
+from rollout_engine.actors.roster import Look, Roster
+from rollout_engine.actors.vllm import ActorBusy, ActorRefusal, VllmActor
 from rollout_engine.errors import ActorError, ConfigurationError
 
 _REMEMBERED = 16384
 """Episodes whose actor is remembered. A forgotten one is placed anew."""
-_POLL = 0.2
-"""Seconds between looks at the actors while none can serve."""
-
-
-@dataclass
-class _Member:
-    actor: VllmActor
-    in_flight: int = 0
-    suspect_since: float | None = None
-    """Unix time of a failure that no later word from the actor has cleared."""
-
-
-Look = Callable[[], Awaitable[dict[str, ActorStatus | None]]]
-"""Who can serve now: by URL, the heartbeat where there is one."""
 
 
 class ActorPool:
     """:class:`~rollout_engine.actors.policy.Policy` over all actors that ``look`` reports.
 
     Made by :meth:`on_bus` or :meth:`attached`. ``wait`` bounds, in seconds, how long one request waits for an
-    actor that can serve it.
+    actor that can serve it; ``max_staleness`` is how many versions after the required one will do as well.
     """
 
-    def __init__(self, look: Look, connect: Callable[[str], VllmActor], *, wait: float, require_wait: float):
-        self._look = look
-        self._connect = connect
+    def __init__(
+        self,
+        look: Look,
+        connect: Callable[[str], VllmActor],
+        *,
+        wait: float,
+        require_wait: float,
+        max_staleness: int = 0,
+    ):
+        self._roster = Roster(look, connect, max_staleness)
         self._wait = wait
         self._require_wait = require_wait
-        self._version: int | None = None
-        self._members: dict[str, _Member] = {}
-        self._live: dict[str, ActorStatus | None] = {}
-        self._looked = -float("inf")
-        self._looking = trio.Lock()
         self._placed: OrderedDict[str, str] = OrderedDict()
+        self.refused = 0
+        """Requests so far that an actor had no room for."""
 
     @classmethod
     @asynccontextmanager
@@ -71,6 +62,7 @@ class ActorPool:
         wanted = {url.rstrip("/") for url in urls}
         # A sidecar beats every health_every seconds and misses beats while a server starts to swap.
         lifetime = max(10.0, 5 * config.actor.health_every)
+        rollout, wait = config.rollout, config.rollout.limits.generate
 
         async def look() -> dict[str, ActorStatus | None]:
             now = time.time()
@@ -80,18 +72,23 @@ class ActorPool:
         async with _client() as client:
 
             def connect(url: str) -> VllmActor:
-                return VllmActor(url, client, timeout=config.rollout.limits.generate)
+                return VllmActor(
+                    url, client, timeout=wait, proof=lambda version: pool._roster.proof(url, version, wait)
+                )
 
-            pool = cls(look, connect, wait=config.rollout.limits.generate, require_wait=config.rollout.batch)
-            await pool._refresh()
-            missing = wanted - pool._live.keys()
-            if missing or not pool._live:
+            pool = cls(look, connect, wait=wait, require_wait=rollout.batch, max_staleness=rollout.max_staleness)
+            await pool._roster.refresh()
+            missing = wanted - pool._roster.live.keys()
+            if missing or not pool._roster.live:
                 where = f"at {', '.join(sorted(missing))}" if missing else "at all"
                 raise ConfigurationError(
                     f"no actor {where} is registered for run {bus.run}: start one with `bin/actor --config FILE`"
                     + (f" --url {sorted(missing)[0]}" if missing else "")
                 )
-            yield pool
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pool._roster.watch, config.actor.health_every)
+                yield pool
+                nursery.cancel_scope.cancel()
 
     @classmethod
     @asynccontextmanager
@@ -120,8 +117,8 @@ class ActorPool:
 
             wait = config.rollout.limits.generate
             pool = cls(look, actors.__getitem__, wait=wait, require_wait=wait)
-            await pool._refresh()
-            if not pool._live:
+            await pool._roster.refresh()
+            if not pool._roster.live:
                 raise ConfigurationError(
                     f"no actor answers at {', '.join(actors) or '(no URL given)'}: start one with "
                     f"`bin/actor --config FILE`, or name others with --actors URL[,URL…]"
@@ -129,107 +126,68 @@ class ActorPool:
             yield pool
 
     async def require(self, version: int) -> None:
-        """From now on ask only actors that serve ``version``; wait (``rollout.batch``) until one does.
+        """From now on ask only actors that serve ``version``, or up to ``max_staleness`` after it; wait
+        (``rollout.batch``) until one does.
 
         Raises :class:`ActorError` saying what the actors are doing instead.
         """
-        if version != self._version:
-            self._version = version
-            self._looked = -float("inf")
-        await self._wait_for_one(self._require_wait)
+        self._roster.want(version)
+        await self._roster.wait_for_one(self._require_wait)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn; raises :class:`ActorError` when no actor could."""
+        roster = self._roster
         failures: list[str] = []
+        gives_up = float("inf")
         while True:
-            if failures or not self._candidates():
+            if failures or not roster.candidates():
                 try:
-                    await self._wait_for_one(self._wait)
+                    await roster.wait_for_one(self._wait)
                 except ActorError as error:
                     raise ActorError("; ".join([*failures, str(error)])) from error
-            member = self._place(request.episode)
+            url = self._place(request.episode)
+            member, began = roster.members[url], trio.current_time()
             member.in_flight += 1
             try:
-                return await member.actor.generate(request)
+                generation = await roster.actors[url].generate(request)
+                member.answered(len(generation.ids), trio.current_time() - began)
+                return generation
             except ActorRefusal:
                 raise
+            except ActorBusy as error:
+                # It is well: others are asked meanwhile, and it again once it has rested.
+                now = trio.current_time()
+                gives_up = min(gives_up, now + self._wait)
+                if now >= gives_up:
+                    raise
+                self.refused += 1
+                member.rest(now, error.retry_after, self._wait)
             except ActorError as error:
                 failures.append(str(error))
                 member.suspect_since = time.time()
                 self._placed.pop(request.episode, None)
-                self._looked = -float("inf")
-                if len(failures) > len(self._members):
+                roster.distrust()
+                if len(failures) > len(roster.members):
                     raise ActorError("; ".join(failures)) from error
             finally:
                 member.in_flight -= 1
 
-    def _place(self, episode: str) -> _Member:
-        """The episode's actor; for a new or displaced one the least loaded."""
-        candidates = self._candidates()
+    def serving(self) -> list[ActorStatus]:
+        """The last heartbeat of every actor that may be asked now."""
+        roster = self._roster
+        return [status for url in roster.candidates() if (status := roster.live[url]) is not None]
+
+    def _place(self, episode: str) -> str:
+        """The episode's actor; for a new or displaced one the one that is expected to serve it soonest."""
+        candidates = self._roster.candidates()
         url = self._placed.get(episode)
         if url not in candidates:
-            url = min(candidates, key=lambda url: (candidates[url].in_flight, self._busy(url), url))
+            url = choose(candidates, {url: self._roster.load(url) for url in candidates})
         self._placed[episode] = url
         self._placed.move_to_end(episode)
         if len(self._placed) > _REMEMBERED:
             self._placed.popitem(last=False)
-        return candidates[url]
-
-    def _busy(self, url: str) -> int:
-        status = self._live[url]
-        return status.load.running + status.load.waiting if status else 0
-
-    def _candidates(self) -> dict[str, _Member]:
-        return {url: member for url, member in self._members.items() if self._can_serve(url, member)}
-
-    def _can_serve(self, url: str, member: _Member) -> bool:
-        if url not in self._live or member.suspect_since is not None:
-            return False
-        status = self._live[url]
-        return status is None or (status.serving and self._version in (None, status.version))
-
-    async def _wait_for_one(self, seconds: float) -> None:
-        with trio.move_on_after(seconds):
-            while True:
-                await self._refresh()
-                if self._candidates():
-                    return
-                await trio.sleep(_POLL)
-        raise ActorError(f"no actor serves {self._wanted()} after {seconds:g} s: {self._state()}")
-
-    async def _refresh(self) -> None:
-        async with self._looking:
-            if trio.current_time() - self._looked < _POLL:
-                return
-            began = time.time()
-            self._live = await self._look()
-            self._looked = trio.current_time()
-        for url, status in self._live.items():
-            member = self._members.setdefault(url, _Member(self._connect(url)))
-            if member.suspect_since is not None:
-                heard = began if status is None else status.time
-                if heard > member.suspect_since:
-                    member.suspect_since = None
-
-    def _wanted(self) -> str:
-        return "this run" if self._version is None else f"policy version {self._version}"
-
-    def _state(self) -> str:
-        if not self._live:
-            return f"none is alive (known: {', '.join(self._members) or 'none'})"
-        return "; ".join(
-            f"{url}: {_describe(status, self._members[url].suspect_since)}" for url, status in self._live.items()
-        )
-
-
-def _describe(status: ActorStatus | None, suspect_since: float | None) -> str:
-    if suspect_since is not None:
-        return "has just failed"
-    if status is None:
-        return "answers"
-    if status.serving:
-        return f"serves version {status.version}"
-    return status.note or "is not serving"
+        return url
 
 
 @asynccontextmanager

@@ -49,6 +49,8 @@ def flags(config: Config, folder: Path) -> list[str]:
         "generation-config": "vllm",
         # Log-probabilities of the distribution that was sampled from, temperature included.
         "logprobs-mode": "processed_logprobs",
+        # First come, first served, but for the probe that proves new weights.
+        "scheduling-policy": "priority",
         "worker-extension-cls": "rollout_engine.actors.worker.WeightLoader",
         "uvicorn-log-level": "warning",
     }

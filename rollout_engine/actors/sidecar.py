@@ -1,10 +1,13 @@
 """Keeps one vLLM server at the announced policy version.
 
-Invariant (rule 20): ``serving`` is said, and tokens are labelled with a version, only after the server's
-log-probabilities on the announced probe have matched the learner's. Before weights change the label becomes
-``unproven``, so whatever is sampled in between is refused by the engine.
+Invariant (rule 20): a version is said to be served, and tokens are labelled with it, only after the server's
+log-probabilities on the announced probe have matched the learner's. Until then what the new weights sample is labelled
+``vN?``, and the engine holds it back. A proof or a load that fails ends every running request without an answer.
 
-    learner announces v ──► digests ──► pause ──► load ──► forget cache ──► resume ──► probe ──► label v, serving
+    learner announces v ──► digests ──► pause, label v? ──► load ──► forget cache ──► resume ──► probe ──► label v
+
+Running requests go on over the change, each token under its own label, and the version before is served until the
+next one is. What an engine makes of that is its own choice (``rollout.max_staleness``).
 
 asyncio; imports neither trio nor JAX.
 """
@@ -23,7 +26,7 @@ import numpy as np
 from protocol.config import Config
 from protocol.errors import WaitExpired
 from protocol.records import ActorLoad, ActorStatus, PolicyVersion, Probe
-from rollout_engine.actors.control import UNPROVEN, ControlError, ServerControl, label
+from rollout_engine.actors.control import UNPROVEN, ControlError, ServerControl, label, provisional
 from rollout_engine.actors.server import ServerFailed
 from rollout_engine.errors import ConfigurationError
 
@@ -116,9 +119,9 @@ class Sidecar:
                 if self._target is not None and self._proven != self._target.version:
                     await self._bring_to(self._target)
             except (ControlError, ServerFailed, ConfigurationError, WeightsDamaged, ProofFailed) as error:
-                self._withdraw(str(error))
+                self._note = str(error)
                 await self._publish()
-                self._tell(f"not serving: {error}")
+                self._tell(f"not at the announced version: {error}")
                 await asyncio.sleep(self._config.actor.health_every)
             else:
                 await self._changed.wait()
@@ -144,7 +147,7 @@ class Sidecar:
             self._load = await self._control.load()
         except ControlError:
             return False
-        if proven is not None and proven == self._proven and told != label(proven):
+        if proven is not None and proven == self._proven and not self._busy and told != label(proven):
             # Restarted, or updated by somebody else, between two beats.
             self._lose(f"{self._control.url} holds weights labelled {told!r}, not {label(proven)!r}")
         return True
@@ -182,8 +185,11 @@ class Sidecar:
 
     async def _bring_to(self, target: PolicyVersion) -> None:
         began = time.monotonic()
-        self._withdraw(f"loading {label(target.version)}")
+        self._note = f"loading {label(target.version)}"
         await self._publish()
+        if self._loaded != target.version:
+            # Read while the weights before go on serving.
+            await asyncio.to_thread(verify_digests, self._folder(target), target.sha256)
         self._busy = True
         try:
             held, self._loaded = self._loaded, None  # until proven: whatever fails, the next try loads again
@@ -193,6 +199,9 @@ class Sidecar:
             self._proof = await self._prove(target.probe)
             await self._control.set_weight_label(label(target.version))
             self._loaded = self._proven = target.version
+        except (ControlError, ProofFailed) as error:
+            await self._disown(str(error))
+            raise
         finally:
             self._busy = False
         self._note = ""
@@ -205,13 +214,21 @@ class Sidecar:
     async def _load_weights(self, target: PolicyVersion) -> None:
         """Pause, load, forget the cache, go on. A failure leaves the server paused until a good load."""
         bound = self._config.actor.update_timeout
-        folder = self._folder(target)
-        await asyncio.to_thread(verify_digests, folder, target.sha256)
         await self._control.pause(bound)
-        await self._control.set_weight_label(UNPROVEN)
-        await self._control.load_weights(folder, bound)
+        await self._control.set_weight_label(provisional(target.version))
+        await self._control.load_weights(self._folder(target), bound)
         await self._control.reset_prefix_cache(bound)
         await self._control.resume()
+
+    async def _disown(self, note: str) -> None:
+        """Nothing is proven any more, and what is being sampled is thrown away."""
+        self._withdraw(note)
+        await self._publish()
+        if self._up:
+            try:
+                await self._control.abort(self._config.actor.update_timeout)
+            except ControlError as error:
+                self._lose(str(error))
 
     async def _prove(self, probe: Probe) -> float:
         ids = np.frombuffer(probe.ids, "<i4")

@@ -3,31 +3,39 @@
 Invariant: ids in, ids out. What was sampled comes back with its log-probability and its policy version, the
 stop id included, or :class:`ActorError` is raised; nothing is ever re-tokenised or filled in.
 
-``/inference/v1/generate`` says which weights sampled which token. A server without it (started without
-``--enable-scale-out``) is asked by ``/v1/completions`` instead, but only where the caller says what it serves.
+``/inference/v1/generate`` says which weights sampled which token: ``vN`` are proven, ``vN?`` are loaded and being
+proven (rule 20). An answer that ends in the latter is held back until the proof, so weights may change under running
+requests. A server without that endpoint (started without ``--enable-scale-out``) is asked by ``/v1/completions``
+instead, but only where the caller says what it serves.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import httpx
 import msgspec
 
 from rollout_engine.actors.policy import GenerateRequest, Generation
+from rollout_engine.chat_endpoint import retry_after
 from rollout_engine.errors import ActorError
 from rollout_engine.tokens.ids import raw_json
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
-_LABEL = re.compile(r"v(\d+)")
+_LABEL = re.compile(r"v(\d+)(\??)")
 _FLOOR = -9998.0
 """vLLM writes -9999 for a log-probability that it doesn't have."""
 
 
 class ActorRefusal(ActorError):
     """The server judged the request itself bad (4xx): any other actor would say the same."""
+
+
+class ActorBusy(ActorError):
+    """The server is well and has no room now (429, 503): ``retry_after`` says when to ask again, if it told."""
 
 
 class _Content(msgspec.Struct):
@@ -79,30 +87,41 @@ class VllmActor:
     """:class:`~rollout_engine.actors.policy.Policy` over HTTP.
 
     ``timeout`` bounds one request in seconds. With ``version`` given, whatever the server holds is called that
-    version (probing and evaluation outside a run); without it every token must carry a proven ``vN`` label.
+    version (probing and evaluation outside a run); without it every token must carry a label. ``proof`` waits until
+    the actor has proven a version or raises :class:`ActorError`; without it provisional tokens are refused.
     """
 
-    def __init__(self, url: str, client: httpx.AsyncClient, *, timeout: float, version: int | None = None):
+    def __init__(
+        self,
+        url: str,
+        client: httpx.AsyncClient,
+        *,
+        timeout: float,
+        version: int | None = None,
+        proof: Callable[[int], Awaitable[None]] | None = None,
+    ):
         self.url = url.rstrip("/")
         self._client = client
         self._timeout = timeout
         self._version = version
+        self._proof = proof
         self._model: str | None = None
         """Name to ask ``/v1/completions`` for; None while the token endpoint is thought to be there."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn. Raises :class:`ActorError`; its subclass :class:`ActorRefusal` when no actor would do it."""
+        """Sample one turn. Raises :class:`ActorError`; its subclass :class:`ActorRefusal` when no actor would do it,
+        :class:`ActorBusy` when this one would later."""
         if self._model is None:
-            status, body = await self._post(GENERATE, _ENCODER.encode(_generate_body(request)))
-            if status == 200:
-                return self._read_answer(body)
-            if status not in (403, 404, 405) or self._version is None:
-                raise self._refused(GENERATE, status, body)
+            answer = await self._post(GENERATE, _ENCODER.encode(_generate_body(request)))
+            if answer.status_code == 200:
+                return await self._read_answer(answer.content)
+            if answer.status_code not in (403, 404, 405) or self._version is None:
+                raise self._refused(answer)
             self._model = await self._served_model()
-        status, body = await self._post(COMPLETIONS, _ENCODER.encode(_completion_body(request, self._model)))
-        if status != 200:
-            raise self._refused(COMPLETIONS, status, body)
-        return self._read_completion(body)
+        answer = await self._post(COMPLETIONS, _ENCODER.encode(_completion_body(request, self._model)))
+        if answer.status_code != 200:
+            raise self._refused(answer)
+        return self._read_completion(answer.content)
 
     async def healthy(self) -> bool:
         """Whether ``/health`` answers."""
@@ -115,15 +134,14 @@ class VllmActor:
     async def _served_model(self) -> str:
         answer = await self._send(self._client.build_request("GET", f"{self.url}/v1/models", timeout=self._timeout))
         if answer.status_code != 200:
-            raise self._refused("/v1/models", answer.status_code, answer.content)
+            raise self._refused(answer)
         return answer.json()["data"][0]["id"]
 
-    async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
+    async def _post(self, path: str, body: bytes) -> httpx.Response:
         request = self._client.build_request(
             "POST", self.url + path, content=body, headers=_JSON, timeout=self._timeout
         )
-        answer = await self._send(request)
-        return answer.status_code, answer.content
+        return await self._send(request)
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
         try:
@@ -133,15 +151,26 @@ class VllmActor:
         except httpx.TransportError as error:
             raise ActorError(f"{request.url}: {error or type(error).__name__}") from error
 
-    def _refused(self, path: str, status: int, body: bytes) -> ActorError:
-        kind = ActorRefusal if 400 <= status < 500 and status not in (408, 429) else ActorError
+    def _refused(self, answer: httpx.Response) -> ActorError:
+        status = answer.status_code
         hint = ": start it with --enable-scale-out" if status == 403 else ""
-        return kind(f"{self.url}{path} answered {status}{hint}: {body[:500].decode(errors='replace')}")
+        said = f"{answer.url} answered {status}{hint}: {answer.content[:500].decode(errors='replace')}"
+        if status in (429, 503):
+            busy = ActorBusy(said)
+            busy.retry_after = retry_after(answer.headers.get("retry-after", "")) or None
+            return busy
+        return ActorRefusal(said) if 400 <= status < 500 and status != 408 else ActorError(said)
 
-    def _read_answer(self, body: bytes) -> Generation:
+    async def _read_answer(self, body: bytes) -> Generation:
         choice = self._decode(_ANSWER, body).choices[0]
         logprobs = [content.logprob for content in choice.logprobs.content]
-        return self._generation(choice, logprobs, self._versions(choice))
+        versions, unproven = self._versions(choice)
+        generation = self._generation(choice, logprobs, versions)
+        if unproven is not None:
+            if self._proof is None:
+                raise ActorError(f"{self.url} sampled with weights {unproven} before they were proven")
+            await self._proof(unproven)
+        return generation
 
     def _read_completion(self, body: bytes) -> Generation:
         choice = self._decode(_COMPLETION, body).choices[0]
@@ -154,19 +183,25 @@ class VllmActor:
         except msgspec.MsgspecError as error:
             raise ActorError(f"{self.url} sent an answer that can't be read: {error}") from error
 
-    def _versions(self, choice: _Choice) -> list[int]:
+    def _versions(self, choice: _Choice) -> tuple[list[int], int | None]:
+        """The version of each token, and the one whose proof the last tokens still await."""
         spans = choice.weight_versions or []
         if self._version is not None:
             if len(spans) > 1:
                 raise ActorError(f"{self.url} changed its weights within one answer")
-            return [self._version] * len(choice.token_ids)
+            return [self._version] * len(choice.token_ids), None
         versions: list[int] = []
+        unproven: int | None = None
         for span in spans:
             match = _LABEL.fullmatch(span.version)
             if match is None:
                 raise ActorError(f"{self.url} sampled with weights labelled {span.version!r}, which nobody has proven")
-            versions += [int(match[1])] * (span.end - span.start)
-        return versions
+            version, waits = int(match[1]), bool(match[2])
+            if unproven not in (None, version):
+                raise ActorError(f"{self.url} sampled with weights {unproven}, which were never proven")
+            unproven = version if waits else None
+            versions += [version] * (span.end - span.start)
+        return versions, unproven
 
     def _generation(
         self, choice: _Choice | _CompletionChoice, logprobs: list[float], versions: list[int]

@@ -12,7 +12,7 @@ import pytest
 
 from protocol.config import resolve
 from protocol.records import ActorLoad, ActorStatus, PolicyVersion, Probe
-from rollout_engine.actors.control import UNPROVEN, ControlError
+from rollout_engine.actors.control import UNPROVEN, ControlError, provisional
 from rollout_engine.actors.server import ServerFailed
 from rollout_engine.actors.sidecar import Sidecar, WeightsDamaged, verify_digests
 
@@ -31,6 +31,8 @@ class ScriptedServer:
         self.exited = False
         self.well = True
         self.fail: dict[str, str] = {}
+        self.gate: asyncio.Event | None = None
+        """Holds up the probe."""
         self.starts: list[str] = []
 
     async def start(self, folder: Path) -> None:
@@ -61,6 +63,9 @@ class ScriptedServer:
     async def pause(self, timeout: float) -> None:
         self._called("pause")
 
+    async def abort(self, timeout: float) -> None:
+        self._called("abort")
+
     async def resume(self) -> None:
         self._called("resume")
 
@@ -73,6 +78,8 @@ class ScriptedServer:
 
     async def logprobs(self, ids: np.ndarray, timeout: float) -> np.ndarray:
         self._called("probe")
+        if self.gate is not None:
+            await self.gate.wait()
         return expected(self.weights)
 
     def _called(self, call: str) -> None:
@@ -174,7 +181,29 @@ def test_weights_change_only_while_paused_and_get_their_label_after_the_proof(tm
         assert status.load == ActorLoad(7, 2, 0.5)
 
     play(scene, script)
-    assert scene.server.calls == ["pause", f"label {UNPROVEN}", "load", "reset", "resume", "probe", "label v1"]
+    assert scene.server.calls == ["pause", f"label {provisional(1)}", "load", "reset", "resume", "probe", "label v1"]
+
+
+def test_the_version_before_is_served_until_the_next_is_proven(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+
+    async def script() -> None:
+        await scene.bus.announce(scene.version(0, "a"))
+        await scene.bus.until(serves(0))
+        scene.server.gate = asyncio.Event()
+        await scene.bus.announce(scene.version(1, "bb"))
+        loading = await scene.bus.until(lambda status: status.note == "loading v1")
+        while scene.server.label != provisional(1):
+            await asyncio.sleep(0)
+        beats = len(scene.bus.told)
+        while len(scene.bus.told) < beats + 3:
+            await asyncio.sleep(0.001)
+        assert all(serves(0)(status) for status in [loading, *scene.bus.told[beats:]])
+        scene.server.gate.set()
+        await scene.bus.until(serves(1))
+
+    play(scene, script)
+    assert len(scene.server.starts) == 1, "a label that changes during an update is no reason to start over"
 
 
 def test_server_starts_on_the_announced_weights_and_is_proven_without_a_push(tmp_path: Path) -> None:
@@ -213,6 +242,42 @@ def test_failed_proof_is_not_served_and_is_tried_again_from_the_files(tmp_path: 
     assert "label v0" not in scene.server.calls
 
 
+def test_what_unproven_weights_are_sampling_is_thrown_away(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+
+    async def script() -> None:
+        await scene.bus.announce(scene.version(0, "a"))
+        await scene.bus.until(serves(0))
+        scene.server.calls.clear()
+        await scene.bus.announce(scene.version(1, "bb", probe_of="a"))
+        refused = await scene.bus.until(lambda status: "probe refused" in status.note)
+        assert (refused.serving, refused.version) == (False, -1)
+        while "abort" not in scene.server.calls:
+            await asyncio.sleep(0)
+        assert scene.server.calls[-2:] == ["probe", "abort"], "nothing is sampled again before a good load"
+        await scene.bus.announce(scene.version(2, "ccc"))
+        await scene.bus.until(serves(2))
+
+    play(scene, script)
+
+
+def test_a_server_that_cannot_throw_it_away_is_started_anew(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+
+    async def script() -> None:
+        await scene.bus.announce(scene.version(0, "a"))
+        await scene.bus.until(serves(0))
+        scene.server.fail |= {"probe": "no answer", "abort": "no answer"}
+        await scene.bus.announce(scene.version(1, "bb"))
+        while len(scene.server.starts) < 2:
+            await asyncio.sleep(0.001)
+        scene.server.fail.clear()
+        await scene.bus.until(serves(1))
+
+    play(scene, script)
+    assert set(scene.server.starts[1:]) == {"bb"}
+
+
 def test_damaged_files_are_never_loaded(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
 
@@ -223,8 +288,9 @@ def test_damaged_files_are_never_loaded(tmp_path: Path) -> None:
         damaged = scene.version(1, "bb")
         (Path(damaged.folder) / "model.safetensors").write_bytes(b"other")
         await scene.bus.announce(damaged)
-        await scene.bus.until(lambda status: "announced was" in status.note)
+        refused = await scene.bus.until(lambda status: "announced was" in status.note)
         assert scene.server.calls == []
+        assert serves(0)(refused), "what was there is untouched"
         (Path(damaged.folder) / "model.safetensors").write_bytes(b"bb")
         await scene.bus.until(serves(1))
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import httpx
 import pytest
+import trio
 
 from rollout_engine.actors.policy import GenerateRequest, Sampling
-from rollout_engine.actors.vllm import ActorRefusal, VllmActor
+from rollout_engine.actors.vllm import ActorBusy, ActorRefusal, VllmActor
 from rollout_engine.errors import ActorError
 
 REQUEST = GenerateRequest([5, 6, 7], 3, Sampling(temperature=0.7, top_p=0.9), stop_ids=(2, 3), episode="e", seed=11)
@@ -26,9 +29,9 @@ def answer(ids=(8, 9, 2), logprobs=(-0.5, -1.5, -0.25), spans=(("v4", 0, 3),), f
     return httpx.Response(200, json={"request_id": "r", "choices": [choice]})
 
 
-def actor(handler: Callable[[httpx.Request], httpx.Response], version: int | None = None) -> VllmActor:
+def actor(handler: Callable[[httpx.Request], httpx.Response], **options) -> VllmActor:
     client = httpx.AsyncClient(transport=httpx.MockTransport(handler))
-    return VllmActor("http://actor:8000/", client, timeout=5.0, version=version)
+    return VllmActor("http://actor:8000/", client, timeout=5.0, **options)
 
 
 async def test_generation_carries_ids_logprobs_and_the_version_of_each_token() -> None:
@@ -62,6 +65,67 @@ async def test_request_asks_for_tokens_only_and_ends_at_our_stop_ids_alone() -> 
             "seed": 11,
         },
     }
+
+
+PROVISIONAL = [
+    ([("v4", 0, 3)], [4, 4, 4], None),
+    ([("v4", 0, 1), ("v5?", 1, 3)], [4, 5, 5], 5),
+    ([("v5?", 0, 2), ("v5", 2, 3)], [5, 5, 5], None),
+    ([("v4", 0, 1), ("v5?", 1, 2), ("v5", 2, 3)], [4, 5, 5], None),
+]
+"""Spans of an answer, the version of each token, and whose proof it awaits: a label says v5 only once v5 is proven."""
+
+
+@pytest.mark.parametrize(("spans", "versions", "awaited"), PROVISIONAL)
+async def test_tokens_of_weights_being_proven_are_held_back_until_they_are(
+    spans, versions, awaited, autojump_clock
+) -> None:
+    asked: list[int] = []
+
+    async def proof(version: int) -> None:
+        await trio.sleep(3)
+        asked.append(version)
+
+    generation = await actor(lambda _: answer(spans=spans), proof=proof).generate(REQUEST)
+    assert generation.versions == versions
+    assert asked == ([] if awaited is None else [awaited])
+    assert trio.current_time() == 3 * len(asked)
+
+
+async def test_tokens_whose_proof_failed_are_an_actor_error() -> None:
+    async def proof(version: int) -> None:
+        raise ActorError("probe refused")
+
+    with pytest.raises(ActorError, match="probe refused"):
+        await actor(lambda _: answer(spans=[("v4", 0, 1), ("v5?", 1, 3)]), proof=proof).generate(REQUEST)
+
+
+async def test_without_anybody_to_ask_for_the_proof_provisional_tokens_are_refused() -> None:
+    with pytest.raises(ActorError, match="weights 5 before they were proven"):
+        await actor(lambda _: answer(spans=[("v5?", 0, 3)])).generate(REQUEST)
+
+
+async def test_weights_that_gave_way_to_others_before_their_proof_were_never_proven() -> None:
+    with pytest.raises(ActorError, match="weights 5, which were never proven"):
+        await actor(lambda _: answer(spans=[("v5?", 0, 2), ("v6", 2, 3)])).generate(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "seconds"),
+    [(429, "7", 7.0), (503, "0.5", 0.5), (503, None, None), (429, "soon", None)],
+)
+async def test_a_busy_server_says_when_to_ask_again(status, header, seconds) -> None:
+    headers = {} if header is None else {"retry-after": header}
+    with pytest.raises(ActorBusy) as caught:
+        await actor(lambda _: httpx.Response(status, headers=headers)).generate(REQUEST)
+    assert caught.value.retry_after == seconds
+
+
+async def test_a_busy_server_may_give_a_date() -> None:
+    header = {"retry-after": format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)}
+    with pytest.raises(ActorBusy) as caught:
+        await actor(lambda _: httpx.Response(503, headers=header)).generate(REQUEST)
+    assert 80 < caught.value.retry_after <= 90
 
 
 @pytest.mark.parametrize("label", ["default", "unproven", "v", "7"])
