@@ -44,7 +44,8 @@ def streams(batch: Batch, trajectories: Sequence[Trajectory], step: int, max_sta
                 raise BatchError(f"trajectory {id} has reward {known[id].reward} and the batch says {reward}")
             members.append(known[id])
     members.sort(key=lambda t: t.id)
-    advantages = group_advantages([t.reward for t in members], [t.id.group for t in members])
+    # A group carried over from an earlier step may bear the number of one of this step.
+    advantages = group_advantages([t.reward for t in members], [(t.id.step, t.id.group) for t in members])
     return [_stream(t, advantage, step, max_staleness) for t, advantage in zip(members, advantages, strict=True)]
 
 

@@ -90,3 +90,19 @@ def test_tokens_beyond_the_bound_are_refused_whatever_the_manifest_says(older, b
 
 def test_an_update_without_tokens_is_not_stale():
     assert staleness([], 3) == (0.0, 0.0)
+
+
+def test_a_group_carried_over_is_a_group_of_its_own_though_it_bears_the_number_of_another():
+    earlier, carried = make_batch(2, groups=1)
+    batch, trajectories = make_batch(3, groups=1)
+    rewards = (1.0, 1.0, 1.0, 0.0)
+    trajectories = [
+        msgspec.structs.replace(t, verdict=msgspec.structs.replace(t.verdict, reward=reward))
+        for t, reward in zip(trajectories, rewards, strict=True)
+    ]
+    own = msgspec.structs.replace(batch.groups[0], rewards=rewards)
+    both = msgspec.structs.replace(batch, groups=(earlier.groups[0], own), policy_version=2)
+    out = streams(both, carried + trajectories, 3, max_staleness=1)
+    assert [float(s.weights[0]) for s in out] == pytest.approx(
+        [0.75**0.5, -(0.75**0.5)] * 2 + [0.5, 0.5, 0.5, -1.5], rel=1e-5
+    )
