@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
+from contextlib import asynccontextmanager
 
+import httpx
 import pytest
 import trio
 import trio.testing
 
 from protocol.config import Config, resolve
 from protocol.records import ActorLoad, ActorStatus
+from rollout_engine.actors import pool as pools
 from rollout_engine.actors.policy import GenerateRequest, Generation, Sampling
 from rollout_engine.actors.pool import ActorPool
-from rollout_engine.actors.vllm import ActorRefusal
+from rollout_engine.actors.vllm import ActorBusy, ActorRefusal
 from rollout_engine.errors import ActorError, ConfigurationError
 
 
@@ -44,8 +49,8 @@ class World:
     async def look(self) -> dict[str, ActorStatus | None]:
         return dict(self.said)
 
-    def pool(self, wait: float = 10.0) -> ActorPool:
-        return ActorPool(self.look, self.actors.__getitem__, wait=wait, require_wait=wait)
+    def pool(self, wait: float = 10.0, max_staleness: int = 0) -> ActorPool:
+        return ActorPool(self.look, self.actors.__getitem__, wait=wait, require_wait=wait, max_staleness=max_staleness)
 
 
 def status(url: str, version: int = 0, serving: bool = True, note: str = "", running: int = 0) -> ActorStatus:
@@ -170,6 +175,213 @@ async def test_require_waits_for_the_version_and_gives_up_saying_what_the_actors
     world.said["b"] = status("b", serving=False, note="probe refused")
     with pytest.raises(ActorError, match="policy version 2 after 10 s: a: serves version 1; b: probe refused"):
         await pool.require(2)
+
+
+async def test_later_versions_within_the_bound_will_do(autojump_clock: trio.testing.MockClock) -> None:
+    world = World("a", "b", "c", "d")
+    for version, url in enumerate(world.actors):
+        world.said[url] = status(url, version)
+    pool = world.pool(max_staleness=1)
+    await pool.require(1)
+    for actor in world.actors.values():
+        actor.gate = trio.Event()
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(pool.generate, ask(f"e{number}"))
+            await trio.testing.wait_all_tasks_blocked()
+        assert [len(actor.asked) for actor in world.actors.values()] == [0, 4, 4, 0]
+        for actor in world.actors.values():
+            actor.gate.set()
+    with pytest.raises(ActorError, match="policy version 4 to 5 after 10 s"):
+        await pool.require(4)
+
+
+async def test_a_busy_actors_requests_go_elsewhere_until_it_has_rested(autojump_clock: trio.testing.MockClock) -> None:
+    world = World("a", "b")
+    pool = world.pool()
+    assert (await pool.generate(ask("e"))).actor == "a"
+    world.actors["a"].failing = busy(5.0)
+    assert (await pool.generate(ask("e"))).actor == "b"
+    world.actors["a"].failing = None
+    assert {(await pool.generate(ask(f"x{number}"))).actor for number in range(4)} == {"b"}
+    await trio.sleep(5)
+    assert {(await pool.generate(ask(f"y{number}"))).actor for number in range(4)} >= {"a"}
+    assert pool.refused == 1
+
+
+async def test_when_all_are_busy_the_first_to_have_rested_is_asked(autojump_clock: trio.testing.MockClock) -> None:
+    world = World("a", "b")
+    world.actors["a"].failing, world.actors["b"].failing = busy(8.0), busy(3.0)
+
+    async def recover() -> None:
+        await trio.sleep(1)
+        world.actors["a"].failing = world.actors["b"].failing = None
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(recover)
+        assert (await world.pool().generate(ask("e"))).actor == "b"
+    assert 3 <= trio.current_time() < 3.5
+    assert [len(actor.asked) for actor in world.actors.values()] == [1, 2]
+
+
+async def test_an_actor_that_stays_busy_is_given_up_at_the_bound_with_what_it_asked_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = World("a")
+    world.actors["a"].failing = busy(2.0)
+    with pytest.raises(ActorBusy) as caught:
+        await world.pool(wait=10.0).generate(ask("e"))
+    assert caught.value.retry_after == 2.0
+    assert 10 <= trio.current_time() < 13
+
+
+def busy(retry_after: float) -> ActorBusy:
+    error = ActorBusy("429")
+    error.retry_after = retry_after
+    return error
+
+
+class Served(httpx.AsyncBaseTransport):
+    """vLLM's token endpoint at two and more URLs, over HTTP, in scripted time.
+
+    ``speeds``: tokens a second that each host gives one request while it has few, of ``room`` at once.
+    """
+
+    def __init__(self, speeds: dict[str, float], room: int = 8):
+        self.speeds, self.room = speeds, room
+        self.labels = dict.fromkeys(speeds, "v0")
+        self.down: set[str] = set()
+        self.running = dict.fromkeys(speeds, 0)
+        self.answered: Counter[str] = Counter()
+        self.prompts: dict[str, list[list[int]]] = {host: [] for host in speeds}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        host, body = request.url.host, json.loads(request.content)
+        self.prompts[host].append(body["token_ids"])
+        if host in self.down:
+            raise httpx.ConnectError("refused")
+        self.running[host] += 1
+        try:
+            tokens = body["sampling_params"]["max_tokens"]
+            await trio.sleep(tokens / self.speeds[host] * max(1.0, self.running[host] / self.room))
+        finally:
+            self.running[host] -= 1
+        self.answered[host] += 1
+        ids = list(range(100, 100 + tokens))
+        choice = {
+            "token_ids": ids,
+            "logprobs": {"content": [{"logprob": -0.5}] * tokens},
+            "finish_reason": "length",
+            "weight_versions": [{"version": self.labels[host], "start": 0, "end": tokens}],
+        }
+        return httpx.Response(200, json={"choices": [choice]})
+
+
+@asynccontextmanager
+async def served(world: World, transport: Served, monkeypatch, **rollout):
+    """A pool on a bus that says what ``world`` says, its requests answered by ``transport``."""
+
+    @asynccontextmanager
+    async def client():
+        async with httpx.AsyncClient(transport=transport) as made:
+            yield made
+
+    monkeypatch.setattr(pools, "_client", client)
+    bus = ScriptedBus()
+    bus.statuses = world.said.values()
+    config = resolve({"run": "r", "rollout": {"limits": {"generate": 30.0}, **rollout}})
+    async with ActorPool.on_bus(bus, config) as pool:
+        yield pool
+
+
+def urls(*hosts: str) -> list[str]:
+    return [f"http://{host}:8000" for host in hosts]
+
+
+async def play_episodes(pool: ActorPool, count: int, turns: int = 6, tokens: int = 40) -> None:
+    """Episodes that come one a second, each of some turns."""
+
+    async def episode(number: int) -> None:
+        for _ in range(turns):
+            await pool.generate(GenerateRequest([1], tokens, Sampling(), (), f"e{number}"))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(count):
+            nursery.start_soon(episode, number)
+            await trio.sleep(1)
+
+
+async def test_a_slow_actor_gets_less(autojump_clock: trio.testing.MockClock, monkeypatch) -> None:
+    world, transport = World(*urls("fast", "slow")), Served({"fast": 40.0, "slow": 10.0})
+    async with served(world, transport, monkeypatch) as pool:
+        await pool.require(0)
+        await play_episodes(pool, 120)
+    assert transport.answered.total() == 120 * 6
+    # As many in flight at each would give the slow one a fifth, and the run its slow episodes as a tail.
+    assert 0 < transport.answered["slow"] < 120 * 6 / 15
+    assert trio.current_time() < 150
+
+
+async def test_an_actor_that_comes_in_mid_run_is_used_as_soon_as_it_serves(
+    autojump_clock: trio.testing.MockClock, monkeypatch
+) -> None:
+    old, new = urls("old", "new")
+    world, transport = World(old), Served({"old": 40.0, "new": 40.0})
+    async with served(world, transport, monkeypatch) as pool:
+        await pool.require(0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(play_episodes, pool, 60)
+            await trio.sleep(20)
+            world.said[new] = status(new, version=-1, serving=False, note="loading v0")
+            await trio.sleep(10)
+            assert transport.answered["new"] == 0, "not before it has caught up"
+            world.said[new] = status(new)
+            await trio.sleep(10)
+            assert transport.answered["new"] > 10
+    assert 0.25 < transport.answered["new"] / transport.answered["old"] < 0.4, "half of the second half"
+
+
+async def test_an_episode_moves_with_its_ids_and_each_token_keeps_its_version(
+    autojump_clock: trio.testing.MockClock, monkeypatch
+) -> None:
+    home, other = urls("home", "other")
+    world, transport = World(home, other), Served({"home": 40.0, "other": 30.0})
+    transport.labels["other"] = "v1"
+    world.said[other] = status(other, version=1, serving=False)
+    async with served(world, transport, monkeypatch, max_staleness=1) as pool:
+        await pool.require(0)
+        first = await pool.generate(GenerateRequest([1, 2, 3], 4, Sampling(), (), "e"))
+        transport.down.add("home")
+        world.said[home] = status(home, serving=False)
+        world.said[other] = status(other, version=1)
+        prompt = [1, 2, 3, *first.ids, 9]
+        second = await pool.generate(GenerateRequest(prompt, 4, Sampling(), (), "e"))
+    assert (first.actor, first.versions) == (home, [0] * 4)
+    assert (second.actor, second.versions) == (other, [1] * 4)
+    assert transport.prompts["other"] == [prompt]
+
+
+@pytest.mark.parametrize("well", [True, False])
+async def test_provisional_tokens_wait_for_their_actors_proof(
+    well: bool, autojump_clock: trio.testing.MockClock, monkeypatch
+) -> None:
+    a, b = urls("a", "b")
+    world, transport = World(a, b), Served({"a": 40.0, "b": 4.0})
+    transport.labels |= {"a": "v1?", "b": "v1"}
+    world.said[b] = status(b, version=1, running=9)
+
+    async def prove() -> None:
+        await trio.sleep(6)
+        world.said[a] = status(a, version=1) if well else status(a, -1, serving=False, note="probe refused: 0.9")
+
+    async with served(world, transport, monkeypatch, max_staleness=1) as pool, trio.open_nursery() as nursery:
+        await pool.require(0)
+        nursery.start_soon(prove)
+        generation = await pool.generate(GenerateRequest([1], 40, Sampling(), (), "e"))
+    assert generation.versions == [1] * 40
+    assert generation.actor == (a if well else b), "a failed proof sends the turn to another actor"
+    seconds = trio.current_time()
+    assert 6 <= seconds < 6.5 if well else 16 <= seconds < 16.5
 
 
 class ScriptedBus:
