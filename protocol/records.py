@@ -192,6 +192,8 @@ class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     """Unix seconds."""
     timings: dict[str, float] = {}
     """Seconds spent by part: actor, tools, user, grader, total."""
+    ranking: str = ""
+    """Whose ranking its knowledge search had; empty where it had none."""
     model_calls: tuple[ModelCall, ...] = ()
     """Requests to the models of the simulated user and the judge."""
     newer_versions: tuple[int, ...] = ()
