@@ -62,6 +62,17 @@ class SessionHost:
         return (await self._source(server)).mode
 
     @asynccontextmanager
+    async def bare(self, server: str) -> AsyncIterator[list[str]]:
+        """A process of a server that nothing is asked of, for looking; gives the names of its tools."""
+        source = await self._source(server)
+        async with self._admitted(source.bytes()):
+            link = await source.open(0)
+            try:
+                yield list(link.tools)
+            finally:
+                await link.close()
+
+    @asynccontextmanager
     async def open(
         self,
         configs: Mapping[str, Any],
@@ -96,7 +107,7 @@ class SessionHost:
     ) -> AsyncIterator[Template]:
         """A session that is initialized once and cloned many times, for the samples of one group."""
         async with self.open(configs, seed=seed, tools=tools) as session:
-            yield Template(session, self, configs, tools)
+            yield Template(session, self, configs, tools, await session.settle())
 
     @asynccontextmanager
     async def _copied(self, origin: Session, seed: int, *, bound: bool) -> AsyncIterator[Session]:
@@ -152,9 +163,16 @@ class SessionHost:
                 f"no server {server!r}; the servers file has {', '.join(self.servers) or 'none'}", server=server
             )
         async with self._starting[server]:
-            if server not in self._sources:
-                self._sources[server] = await start_source(self.servers[server], self.limits, self._tasks)
-            return self._sources[server]
+            source = self._sources.get(server)
+            if source is not None and source.broken:
+                # Its processes ended under us, and every session with them; the server itself may well be sound.
+                del self._sources[server]
+                await source.close()
+                source = None
+            if source is None:
+                source = await start_source(self.servers[server], self.limits, self._tasks)
+                self._sources[server] = source
+            return source
 
 
 class _bounded:

@@ -43,8 +43,8 @@ class Link(Protocol):
         """The server as it stands, in a process of its own. Raises CannotBranch."""
         ...
 
-    def cannot_copy(self) -> str:
-        """Why :meth:`copy` would raise, or nothing."""
+    async def settle(self) -> str:
+        """Make ready for many copies. Why :meth:`copy` would raise, or nothing."""
         ...
 
     async def close(self) -> Usage: ...
@@ -111,8 +111,16 @@ class ProcessLink:
             return CallResult(str(error), [{"type": "text", "text": str(error)}], is_error=True)
         return call_result(result)
 
-    def cannot_copy(self) -> str:
-        return self._reason
+    async def settle(self) -> str:
+        if self._reason:
+            return self._reason
+        self._usable()
+        try:
+            with anyio.fail_after(self.process.limits.fork_timeout):
+                answer, _ = await self.process.wire.control({"settle": True})
+        except (WireError, TimeoutError) as error:
+            raise await self._broken(SessionDied, f"did not settle: {error}") from error
+        return answer.get("refused", "")
 
     def refuse_copies(self, reason: str) -> None:
         self._reason = reason

@@ -108,8 +108,9 @@ class Session:
                 raise
             return copies
 
-    def cannot_copy(self) -> str:
-        return "; ".join(filter(None, (link.cannot_copy() for link in self._links.values())))
+    async def settle(self) -> str:
+        """Make ready for many copies. Why it can't be copied, or nothing."""
+        return "; ".join([reason for link in self._links.values() if (reason := await link.settle())])
 
     async def close(self, timeout: float) -> None:
         """Tear down what is left and end every process. Never raises."""
@@ -151,9 +152,11 @@ class Session:
 class Template:
     """A session that is never called, only copied. ``reason``: why sessions are opened afresh instead, or nothing."""
 
-    def __init__(self, session: Session, host: Any, configs: Mapping[str, Any], tools: Sequence[str] | None):
+    def __init__(
+        self, session: Session, host: Any, configs: Mapping[str, Any], tools: Sequence[str] | None, reason: str
+    ):
         self._session, self._host, self._configs, self._tools = session, host, configs, tools
-        self.reason = session.cannot_copy()
+        self.reason = reason
 
     @property
     def init_result(self) -> dict[str, Any]:

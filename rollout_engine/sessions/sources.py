@@ -26,6 +26,7 @@ from rollout_engine.sessions.processes import (
     fork,
     plain_interpreter,
 )
+from rollout_engine.sessions.remote import RemoteSource
 from rollout_engine.sessions.results import Mode, ToolSpec
 from rollout_engine.sessions.servers import ServerSpec
 from rollout_engine.sessions.wire import WireError
@@ -44,6 +45,8 @@ class Source(Protocol):
     spec: ServerSpec
     mode: Mode
     tools: Mapping[str, ToolSpec]
+    broken: bool
+    """What its sessions are made from has ended: it has to be started again."""
 
     async def open(self, seed: int) -> Link:
         """A server that has done its handshake and nothing else. Raises SessionError."""
@@ -62,6 +65,7 @@ class SpawnSource:
     def __init__(self, spec: ServerSpec, limits: HostLimits, mode: Mode):
         self.spec, self.limits, self.mode = spec, limits, mode
         self.tools: Mapping[str, ToolSpec] = {}
+        self.broken = False
         self._server = ForkServer(limits)
 
     async def start(self, tasks: TaskGroup) -> None:
@@ -84,6 +88,7 @@ class SpawnSource:
         try:
             process = await fork((self._server.wire,), self.limits, seed)
         except ForkFailed as error:
+            self.broken = True
             raise not_started(self.spec, error) from error
         link = ProcessLink(
             self.spec.name, process, self._server.tail, f"it runs as a fresh process ({self.mode.reason})"
@@ -117,6 +122,7 @@ class ForkSource:
         self.spec, self.limits, self._command = spec, limits, command
         self.mode = Mode("fork", "")
         self.tools: Mapping[str, ToolSpec] = {}
+        self.broken = False
         self._server = ForkServer(limits)
         self._live: SessionProcess | None = None
         self._no_copies = ""
@@ -140,7 +146,7 @@ class ForkSource:
         link = await self._fork_at_start(0)
         try:
             self.tools = await link.list_tools(self.limits.start_timeout)
-            self._no_copies = await self._settle(link)
+            self._no_copies = await link.settle()
         except BaseException:
             await link.close()
             raise
@@ -150,15 +156,7 @@ class ForkSource:
             self._live = link.process
         start = f"Python {report['python']}, forked "
         start += "after its handshake" if self._live else f"at its {report['start']}"
-        self.mode = Mode("fork", start, clones=not link.cannot_copy(), note=self._no_copies)
-
-    async def _settle(self, link: ProcessLink) -> str:
-        """Make a process the one that sessions are copied from, or say why it can't be."""
-        if link.process.wire.greeting is None:
-            return NO_TRANSPORT
-        with anyio.fail_after(self.limits.fork_timeout):
-            answer, _ = await link.process.wire.control({"settle": True})
-        return answer.get("refused", "")
+        self.mode = Mode("fork", start, clones=link.process.wire.greeting is not None, note=self._no_copies)
 
     async def open(self, seed: int) -> ProcessLink:
         try:
@@ -167,6 +165,7 @@ class ForkSource:
             else:
                 link = ProcessLink(self.spec.name, await self._live.fork(seed, bound=True), self._server.tail)
         except (ForkFailed, ForkRefused) as error:
+            self.broken = True
             raise not_started(self.spec, error) from error
         link.tools = self.tools
         return link
@@ -203,6 +202,8 @@ def environment(spec: ServerSpec, defaults: Mapping[str, str] = MappingProxyType
 
 async def start_source(spec: ServerSpec, limits: HostLimits, tasks: TaskGroup) -> Source:
     """Find out how this server's sessions can be made. Raises SessionError where they can't at all."""
+    if spec.kind == "remote":
+        return await _started(RemoteSource(spec, limits), tasks)
     reason = await _fork_source(spec, limits, tasks)
     if not isinstance(reason, str):
         return reason
@@ -224,7 +225,7 @@ async def _fork_source(spec: ServerSpec, limits: HostLimits, tasks: TaskGroup) -
         return str(error)
 
 
-async def _started(source: ForkSource | SpawnSource, tasks: TaskGroup) -> Source:
+async def _started(source: ForkSource | SpawnSource | RemoteSource, tasks: TaskGroup) -> Source:
     try:
         await source.start(tasks)
     except BaseException:

@@ -172,9 +172,15 @@ class Wire:
                         self._fds += fds
                 return data
             except BlockingIOError:
-                await anyio.wait_readable(self._sock)
+                await self._readable()
             except OSError as error:
                 raise Ended(error.strerror or str(error)) from error
+
+    async def _readable(self) -> None:
+        try:
+            await anyio.wait_readable(self._sock)
+        except anyio.ClosedResourceError as error:
+            raise Ended("the wire was closed") from error
 
     async def _send_message(self, message: Mapping[str, Any]) -> None:
         await self._send(msgspec.json.encode(message) + b"\n")
@@ -201,8 +207,8 @@ class Wire:
         faults: list[WireError] = []
 
         async def read(scope: anyio.CancelScope) -> None:
-            await anyio.wait_readable(self._sock)
             try:
+                await self._readable()
                 self._take(self._sock.recv(CHUNK))
             except BlockingIOError:
                 pass

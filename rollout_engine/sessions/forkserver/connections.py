@@ -9,7 +9,6 @@ import gc
 import os
 import socket
 
-
 _found = []
 """Connections found before: a freeze hides them from the next search."""
 
