@@ -118,9 +118,13 @@ class HeldSession:
         return trio.current_time() - self._last_used
 
     def tools(self) -> dict[str, dict[str, Any]]:
-        """The visible tools as the protocol lists them: ``{name: {description, inputSchema}}``."""
+        """The visible tools as the protocol lists them, ``{name: {description, inputSchema}}``, and their servers."""
         return {
-            tool.name: {"description": tool.description, "inputSchema": inlined(tool.input_schema)}
+            tool.name: {
+                "description": tool.description,
+                "inputSchema": inlined(tool.input_schema),
+                "server": tool.server,
+            }
             for tool in self._session.tools
         }
 
@@ -166,7 +170,7 @@ class HeldSession:
 
     def _to_visible_tool(self, name: str, arguments: dict[str, Any]) -> Callable[[], Awaitable[CallResult]]:
         if all(tool.name != name for tool in self._session.tools):
-            raise ProxyError(f"Tool {name} does not exist")
+            raise ProxyError(f"Tool {name} does not exist", kind=UnknownTool.kind)
         return partial(self._session.call, name, arguments, timeout=self._asked.timeout)
 
     def _to_any_tool(self, arguments: dict[str, Any]) -> Callable[[], Awaitable[CallResult]]:
@@ -180,23 +184,23 @@ class HeldSession:
     async def _bounded(self, what: str, work: Callable[[], Awaitable[Value]]) -> Value:
         """Do ``work`` on the session, in one's turn. Raises ProxyError."""
         if self._ended is not None:
-            raise ProxyError(f"The session has ended: {self._ended}")
+            raise ProxyError(f"The session has ended: {self._ended}", kind=SessionClosed.kind)
         with trio.CancelScope() as self._running:
             try:
                 return await work()
             except UnknownTool as error:
-                raise ProxyError(str(error)) from error
+                raise ProxyError.of(error) from error
             except SessionTimeout as error:
                 told = f"{what} timed out after {self._asked.timeout} seconds"
                 self.end(f"{told}; whether it was carried out is unknown, and it is not carried out again")
-                raise ProxyError(told, TIMED_OUT) from error
+                raise ProxyError(told, TIMED_OUT, kind=error.kind) from error
             except SessionError as error:
                 self.end(str(error))
-                raise ProxyError(str(error)) from error
+                raise ProxyError.of(error) from error
             finally:
                 self._running = None
                 self._last_used = trio.current_time()
-        raise ProxyError(f"The session has ended: {self._ended}")
+        raise ProxyError(f"The session has ended: {self._ended}", kind=SessionClosed.kind)
 
     def _known(self, call_id: str | None, body: bytes) -> Reply | None:
         if call_id is not None and call_id in self._replies:

@@ -14,16 +14,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rollout_engine.sessions.errors import SessionError
+
 JSON_HEADERS = {"content-type": "application/json"}
 
 
 class ProxyError(Exception):
-    """A refusal, told in the envelope with this status."""
+    """A refusal, told in the envelope with this status. ``kind`` is that of the SessionError behind it, if any."""
 
-    def __init__(self, message: str, status: int = 400, headers: Mapping[str, str] | None = None):
+    def __init__(self, message: str, status: int = 400, headers: Mapping[str, str] | None = None, kind: str = ""):
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})
+        self.kind = kind
+
+    @classmethod
+    def of(cls, error: SessionError, status: int = 400, headers: Mapping[str, str] | None = None) -> ProxyError:
+        return cls(str(error), status, headers, error.kind)
 
 
 class SessionCreate(msgspec.Struct):
@@ -101,7 +108,8 @@ def object_reply(value: Mapping[str, Any], **more: Any) -> Reply:
 
 
 def error_reply(error: ProxyError) -> Reply:
-    return _reply(error.status, False, "string", str(error), {}, error.headers)
+    more = {"kind": error.kind} if error.kind else {}
+    return _reply(error.status, False, "string", str(error), more, error.headers)
 
 
 def _reply(status: int, success: bool, kind: str, value: Any, more: Mapping[str, Any], headers=()) -> Reply:

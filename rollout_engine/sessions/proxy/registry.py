@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from rollout_engine.sessions.errors import HostFull, SessionError
+from rollout_engine.sessions.errors import HostFull, SessionError, SessionTimeout
 from rollout_engine.sessions.proxy.held import HeldSession
 from rollout_engine.sessions.proxy.messages import ProxyError, SessionCreate
 
@@ -54,13 +54,15 @@ class Registry:
                 return await self._nursery.start(held.hold, self._opening(asked))
         except HostFull as error:
             self._forget(held)
-            raise ProxyError(str(error), FULL, RETRY_AFTER) from error
+            raise ProxyError.of(error, FULL, RETRY_AFTER) from error
         except SessionError as error:
             self._forget(held)
-            raise ProxyError(str(error)) from error
+            raise ProxyError.of(error) from error
         except trio.TooSlowError:
             self._forget(held)
-            raise ProxyError(f"The session was not open after {asked.timeout} seconds") from None
+            raise ProxyError(
+                f"The session was not open after {asked.timeout} seconds", kind=SessionTimeout.kind
+            ) from None
         except BaseException:
             self._forget(held)
             raise

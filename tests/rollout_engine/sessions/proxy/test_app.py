@@ -27,7 +27,7 @@ async def test_a_session_from_its_creation_to_its_end(proxy):
         tools = value(await client.post("/list_tools", session_id="s"))["tools"]
         assert list(tools) == ["write", "wait", "crash", "fail"]
         plain = {"type": "object", "properties": {"text": {"type": "string"}}}
-        assert tools["write"] == {"description": "To write.", "inputSchema": plain}
+        assert tools["write"] == {"description": "To write.", "inputSchema": plain, "server": "notes"}
         called = await client.call("write", text="b")
         assert called == (
             200,
