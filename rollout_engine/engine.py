@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import httpx
@@ -25,22 +25,24 @@ from protocol.config import Config
 from protocol.records import Batch, GroupRecord, Trajectory, TrajectoryId
 from rollout_engine.actors.policy import Policy, Sampling
 from rollout_engine.actors.pool import ActorPool
+from rollout_engine.actors.scripted import ScriptedPolicy
 from rollout_engine.batch import BatchState
 from rollout_engine.circuit import OutageStatus
 from rollout_engine.clock import StepClock
 from rollout_engine.curation.beliefs import Counts, TaskBeliefs
 from rollout_engine.diagnosis import diagnosis
-from rollout_engine.environments.native import NativeEnvironment
+from rollout_engine.environments.environment import AnyTask
+from rollout_engine.environments.opening import open_environment
 from rollout_engine.environments.task import Task
 from rollout_engine.episode import EpisodeSetup, run_episode
 from rollout_engine.errors import ConfigurationError, RunStopped
 from rollout_engine.gate import Gate
 from rollout_engine.group import GroupPlan, GroupResult, run_group
+from rollout_engine.heap import paced_collections
 from rollout_engine.journal import Journal
 from rollout_engine.progress import StepProgress
 from rollout_engine.schedule import Schedule
 from rollout_engine.tokens.template import ChatTemplate
-from rollout_engine.users import make_user
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Engine:
     def __post_init__(self) -> None:
         self._gate = Gate(self.config.rollout.outage, self._outage)
         self._clock: StepClock | None = None
-        self._manifests: dict[int, Batch | None] = {}
+        self._manifests: dict[int, Batch] = {}
 
     async def run(self) -> None:
         """Run every step that has no manifest on the log yet."""
@@ -88,11 +90,14 @@ class Engine:
         launched = max(journal.groups, *(group + 1 for group in logged), 0)
         state = BatchState(rollout, schedule.chance, await self._surplus(step), launched)
         plan = self._plan(step, journal)
-        results: dict[int, GroupResult] = {}
         settled_send, settled = trio.open_memory_channel[GroupResult](math.inf)
         self.progress.pool(histogram)
+        for trajectory in [t for samples in logged.values() for t in samples.values()]:
+            self.progress.episode(trajectory)
 
-        async def run(result: GroupResult, task: Task) -> None:
+        async def run(number: int) -> None:
+            task = schedule.task(number)
+            result = GroupResult.of(number, task, rollout.group_size, logged.get(number, {}))
             await run_group(plan, result, task)
             settled_send.send_nowait(result)
 
@@ -104,9 +109,9 @@ class Engine:
                     if wave:
                         self.progress.wave(len(wave), state)
                     for number in wave:
-                        task = schedule.task(number)
-                        results[number] = GroupResult.of(number, task, rollout.group_size, logged.get(number, {}))
-                        nursery.start_soon(run, results[number], task)
+                        nursery.start_soon(run, number)
+                        # A group a pass of the event loop: a thousand at once would stop it.
+                        await trio.lowlevel.checkpoint()
                     wave = []
                     result = await settled.receive()
                     state.settle(result)
@@ -116,7 +121,10 @@ class Engine:
         if self._clock.expired:
             state.expire()
         if state.pending:
-            await self._settle_rest(step, state, results)
+            logged = await self._logged(step)  # what was cancelled while it was being published may be there
+            for number in state.pending:
+                samples = logged.get(number, {})
+                state.settle(GroupResult.of(number, schedule.task(number), rollout.group_size, samples))
         await journal.flush()
         batch = state.close(self.config.run, step, self._clock.seconds, journal.ledger, histogram)
         if not state.full and rollout.at_bound == "stop":
@@ -124,15 +132,6 @@ class Engine:
         await self.bus.publish_batch(batch)
         await self.bus.emit("batch", {"step": step, "outcome": batch.outcome, "seconds": batch.seconds})
         return batch
-
-    async def _settle_rest(self, step: int, state: BatchState, results: Mapping[int, GroupResult]) -> None:
-        """Settle groups whose episodes were cancelled or ran on after the batch was full, as the log has them: an
-        episode cancelled while it was being published may be there."""
-        logged = await self._logged(step)
-        for number in state.pending:
-            samples = logged.get(number, {})
-            whole = [samples.get(i) for i in range(self.config.rollout.group_size)]
-            state.settle(replace(results[number], samples=whole))
 
     async def _beliefs(self, step: int) -> TaskBeliefs:
         """The tasks' posteriors as of ``step``, from the probe and the manifests of earlier steps."""
@@ -174,9 +173,9 @@ class Engine:
 
     async def _manifest(self, step: int) -> Batch | None:
         """The manifest of an earlier step; a logged one never changes."""
-        if step not in self._manifests:
-            self._manifests[step] = await self.bus.batch(step)
-        return self._manifests[step]
+        if step not in self._manifests and (batch := await self.bus.batch(step)):
+            self._manifests[step] = batch
+        return self._manifests.get(step)
 
     async def _logged(self, step: int) -> dict[int, dict[int, Trajectory]]:
         """Samples of ``step`` that are on the log, without their arrays: group -> sample -> trajectory."""
@@ -230,7 +229,9 @@ def load_template(config: Config) -> ChatTemplate:
 async def open_setup(config: Config, policy: Policy) -> AsyncIterator[EpisodeSetup]:
     """What episodes share, around a given policy."""
     template, sampling = load_template(config), config.rollout.sampling
-    async with httpx.AsyncClient() as client:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(httpx.AsyncClient())
+        heap = stack.enter_context(paced_collections())
         yield EpisodeSetup(
             policy=policy,
             template=template,
@@ -240,23 +241,39 @@ async def open_setup(config: Config, policy: Policy) -> AsyncIterator[EpisodeSet
             sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p),
             limits=config.rollout.limits,
             max_staleness=config.rollout.max_staleness,
+            heap=heap,
         )
 
 
 @asynccontextmanager
-async def open_runner(config: Config, actor_urls: Sequence[str], version: int = 0) -> AsyncIterator[Callable]:
+async def open_runner(
+    config: Config, players: Sequence[str] | Sequence[AnyTask], version: int = 0, samples: int = 1
+) -> AsyncIterator[Callable]:
     """A function that runs single attempts outside training, for probing and evaluation.
 
-    ``await runner(task, attempt, retry, scope=…)`` returns a graded trajectory or raises an
-    EpisodeSystemError. Whatever weights the actors serve are labelled ``version``.
+    ``await runner(task, attempt, retry, scope=…)`` returns a graded trajectory or raises an EpisodeSystemError.
+    ``players``: the actors by their URLs, or tasks, which the oracle plays. Whatever plays is labelled ``version``.
     """
-    async with ActorPool.attached(actor_urls, config, version=version) as policy, open_setup(config, policy) as setup:
+    async with open_player(config, players, version) as policy, open_setup(config, policy, samples) as setup:
 
-        async def runner(task: Task, attempt: int, retry: int, *, scope: str) -> Trajectory:
+        async def runner(task: AnyTask, attempt: int, retry: int, *, scope: str) -> Trajectory:
             id = TrajectoryId(f"{config.run}-{scope}", 0, 0, attempt, retry)
             return await run_episode(setup, task, id, version)
 
         yield runner
+
+
+@asynccontextmanager
+async def open_player(
+    config: Config, players: Sequence[str] | Sequence[AnyTask], version: int
+) -> AsyncIterator[Policy]:
+    """The policy of ``players``; see :func:`open_runner`."""
+    urls = [player for player in players if isinstance(player, str)]
+    if urls or not players:
+        async with ActorPool.attached(urls, config, version=version) as policy:
+            yield policy
+    else:
+        yield ScriptedPolicy.oracle(load_template(config), players, version)
 
 
 def model_folder(config: Config) -> Path:

@@ -10,7 +10,7 @@ as it stands. The environment is entered and left in this task, and closed to th
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -20,6 +20,7 @@ from rollout_engine.actors.policy import GenerateRequest, Policy, Sampling
 from rollout_engine.bounds import bound
 from rollout_engine.environments.environment import AnyTask, Ended, Environment, Play, Stage, episode_seed
 from rollout_engine.errors import ActorError, BackendError, EpisodeTimeout, GraderError, UserError
+from rollout_engine.heap import Heap
 from rollout_engine.tokens.conversation import Conversation
 from rollout_engine.tokens.template import ChatTemplate
 
@@ -35,6 +36,10 @@ class EpisodeSetup:
     limits: Limits
     max_staleness: int = 0
     """Versions before an episode's own that may sample its tokens: weights may change while it runs."""
+    opening: trio.Lock = field(default_factory=trio.Lock)
+    """Episodes that are asked for at once begin one a pass of the event loop. To open one takes milliseconds without
+    a pause: thousands in one pass would hold up every other episode for as many."""
+    heap: Heap = field(default_factory=Heap)
 
 
 @dataclass
@@ -53,7 +58,9 @@ async def run_episode(setup: EpisodeSetup, task: AnyTask, id: TrajectoryId, vers
 
     Raises an :class:`EpisodeSystemError` for anything that the policy did not cause.
     """
-    with bound(setup.limits.episode, EpisodeTimeout, f"episode {id} of {task.id}"):
+    with setup.heap.episode(), bound(setup.limits.episode, EpisodeTimeout, f"episode {id} of {task.id}"):
+        async with setup.opening:
+            await trio.lowlevel.checkpoint()
         return await _run(setup, task, id, version)
 
 

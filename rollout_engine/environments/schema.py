@@ -48,6 +48,8 @@ class Schema:
     def image(self) -> bytes:
         """The serialised database: tables and reference rows, no task's rows."""
         connection = sqlite3.connect(":memory:", isolation_level=None)
+        # A table takes a page at least, and an episode's tables hold a few rows: a third of the memory an episode.
+        connection.execute("PRAGMA page_size = 512")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.executescript(self.sql)
         created = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

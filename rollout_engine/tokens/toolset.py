@@ -17,7 +17,8 @@ from rollout_engine.errors import ConfigurationError
 from rollout_engine.tokens.messages import template_tools, tool_function
 from rollout_engine.tokens.schema import Compiler, Schema, SchemaError
 
-_KEPT = 64
+_KEPT = 256
+"""Lists of tools kept, the last used: one a domain, or one a task where tasks choose their tools."""
 
 
 class Tool:
@@ -72,6 +73,7 @@ def prepare(tools: Sequence[Mapping[str, Any]] | ToolSet) -> ToolSet:
     except (TypeError, UnicodeEncodeError, msgspec.MsgspecError) as error:
         raise ConfigurationError(f"tools are JSON objects: {error}") from error
     _prepared[key] = found
+    _prepared.move_to_end(key)
     if len(_prepared) > _KEPT:
         _prepared.popitem(last=False)
     return found
