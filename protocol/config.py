@@ -193,6 +193,7 @@ class Retries(_Section):
     user: Retry | None = None
     judge: Retry | None = None
     grader: Retry | None = None
+    template: Retry | None = None
     episode_timeout: Retry | None = None
 
     def of(self, kind: str) -> Retry:
