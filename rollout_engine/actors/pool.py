@@ -85,10 +85,7 @@ class ActorPool:
                     f"no actor {where} is registered for run {bus.run}: start one with `bin/actor --config FILE`"
                     + (f" --url {sorted(missing)[0]}" if missing else "")
                 )
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(pool._roster.watch, config.actor.health_every)
-                yield pool
-                nursery.cancel_scope.cancel()
+            yield pool
 
     @classmethod
     @asynccontextmanager
@@ -172,9 +169,13 @@ class ActorPool:
             finally:
                 member.in_flight -= 1
 
-    def serving(self) -> list[ActorStatus]:
-        """The last heartbeat of every actor that may be asked now."""
+    async def look(self) -> list[ActorStatus]:
+        """Learn who came and who went, and return the last heartbeat of every actor that may be asked now.
+
+        Whoever runs episodes calls it every now and then; :class:`~rollout_engine.actors.places.Places` does.
+        """
         roster = self._roster
+        await roster.refresh()
         return [status for url in roster.candidates() if (status := roster.live[url]) is not None]
 
     def _place(self, episode: str) -> str:

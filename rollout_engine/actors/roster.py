@@ -76,12 +76,6 @@ class Roster:
                 if heard > member.suspect_since:
                     member.suspect_since = None
 
-    async def watch(self, every: float) -> None:
-        """Look every so many seconds, for ever: learn who came, who went and how loaded each is."""
-        while True:
-            await trio.sleep(every)
-            await self.refresh()
-
     async def wait_for_one(self, seconds: float) -> None:
         """Return once somebody may be asked; raise :class:`ActorError` at the bound, saying what they do instead."""
         with trio.move_on_after(seconds):

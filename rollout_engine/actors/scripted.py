@@ -6,10 +6,11 @@ template's stop id, and what it says is interpreted like anything sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from protocol.records import ToolCall
 from rollout_engine.actors.policy import GenerateRequest, Generation
+from rollout_engine.environments.environment import AnyTask
 from rollout_engine.environments.task import Say
 from rollout_engine.tokens.interpretation import render_call
 from rollout_engine.tokens.template import ChatTemplate
@@ -30,6 +31,15 @@ class ScriptedPolicy:
     def of_scripts(cls, template: ChatTemplate, scripts: Mapping[str, Script], version: int = 0) -> ScriptedPolicy:
         return cls(template, scripts.__getitem__, version)
 
+    @classmethod
+    def oracle(cls, template: ChatTemplate, tasks: Iterable[AnyTask], version: int = 0) -> ScriptedPolicy:
+        """Plays each task's own solution; raises :class:`ConfigurationError` for one that tells none."""
+        return cls.of_scripts(template, {task.id: task.script for task in tasks}, version)
+
+    async def require(self, version: int) -> None:
+        """From now on be policy version ``version``."""
+        self._version = version
+
     async def generate(self, request: GenerateRequest) -> Generation:
         task = request.episode.partition("#")[0]
         turn = self._turn.get(request.episode, 0)
@@ -40,6 +50,8 @@ class ScriptedPolicy:
         else:
             self._turn.pop(request.episode, None)
         text = line.text if isinstance(line, Say) else render_call(line)
+        if self._template.reasoning_open:
+            text = f"</think>\n\n{text}"
         ids = [*self._template.encode(text), self._template.close_id][: request.max_tokens]
         finish = "stop" if ids[-1] in request.stop_ids else "length"
         return Generation(ids, [0.0] * len(ids), [self._version] * len(ids), finish, actor="scripted")

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from protocol.bus import Bus, connect
 from protocol.config import Config, resolve
 from protocol.records import ActorStatus, PolicyVersion, Probe
 from protocol.server import free_port
-from rollout_engine.actors.policy import GenerateRequest, Sampling
+from rollout_engine.actors.policy import GenerateRequest, Generation, Sampling
 from rollout_engine.actors.pool import ActorPool
 from rollout_engine.actors.server import ROOT
 from tests.integration.tiny_qwen3 import reference_logprobs, write_model
@@ -112,6 +113,38 @@ async def test_engine_samples_from_each_announced_version(actor: Actor) -> None:
         assert generation.finish == "length"
         expected = reference_logprobs(actor.config.path / model, PROMPT + generation.ids)[-16:]
         np.testing.assert_allclose(generation.logprobs, expected, atol=2e-4)
+
+
+async def test_weights_change_under_running_requests_and_each_token_is_of_a_proven_version(actor: Actor) -> None:
+    rollout = msgspec.structs.replace(actor.config.rollout, max_staleness=1)
+    config = msgspec.structs.replace(actor.config, rollout=rollout)
+    generations: list[Generation] = []
+
+    async def generate_until(pool: ActorPool, version: int, number: int) -> None:
+        while True:
+            sampled = await pool.generate(GenerateRequest(PROMPT, 160, Sampling(), (), f"e{number}"))
+            generations.append(sampled)
+            if sampled.versions[0] == version:
+                return
+
+    async with serving(actor, "first") as (_, before), connect(config.nats, config.run) as bus:
+        async with ActorPool.on_bus(bus, config) as pool:
+            await pool.require(before)
+            async with trio.open_nursery() as nursery:
+                for number in range(8):
+                    nursery.start_soon(generate_until, pool, before + 1, number)
+                while len(generations) < 4:
+                    await trio.sleep(0.01)
+                after = await actor.announce(bus, "second")
+            assert pool.refused == 0
+    assert {version for sampled in generations for version in sampled.versions} == {before, after}
+    assert sum(len(set(sampled.versions)) == 2 for sampled in generations) >= 4, "most were running during the change"
+    for sampled in generations:
+        versions, logprobs = np.array(sampled.versions), np.array(sampled.logprobs)
+        assert (np.diff(versions) >= 0).all()
+        for version, model in ((before, "first"), (after, "second")):
+            expected = reference_logprobs(config.path / model, PROMPT + sampled.ids)[-160:]
+            np.testing.assert_allclose(logprobs[versions == version], expected[versions == version], atol=5e-4)
 
 
 async def test_generation_ends_with_the_stop_id_it_sampled(actor: Actor) -> None:

@@ -290,8 +290,16 @@ async def served(world: World, transport: Served, monkeypatch, **rollout):
     bus = ScriptedBus()
     bus.statuses = world.said.values()
     config = resolve({"run": "r", "rollout": {"limits": {"generate": 30.0}, **rollout}})
-    async with ActorPool.on_bus(bus, config) as pool:
+    async with ActorPool.on_bus(bus, config) as pool, trio.open_nursery() as nursery:
+        nursery.start_soon(keep_looking, pool)
         yield pool
+        nursery.cancel_scope.cancel()
+
+
+async def keep_looking(pool: ActorPool) -> None:
+    while True:
+        await trio.sleep(2)
+        await pool.look()
 
 
 def urls(*hosts: str) -> list[str]:
