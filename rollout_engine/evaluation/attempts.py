@@ -17,6 +17,7 @@ from types import TracebackType
 import msgspec
 
 from rollout_engine.errors import ConfigurationError
+from rollout_engine.evaluation.model_usage import ModelUsage
 
 Key = tuple[str, int]
 """(task id, attempt index from 0)."""
@@ -56,6 +57,8 @@ class AttemptRow(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     seed: int = 0
     reasons: tuple[str, ...] = ()
+    models: dict[str, ModelUsage] = {}
+    """What the simulated user's and the judge's models used, by role."""
     error: AttemptError | None = None
 
     def __post_init__(self) -> None:

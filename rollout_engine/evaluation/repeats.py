@@ -16,6 +16,7 @@ from protocol.records import Trajectory
 from rollout_engine.environments.task import Task
 from rollout_engine.errors import EpisodeSystemError
 from rollout_engine.evaluation.attempts import AttemptError, AttemptRow, Key, PolicyStamp
+from rollout_engine.evaluation.model_usage import usage_of
 from rollout_engine.retry import RetryBudget
 
 EpisodeRunner = Callable[[Task, int, int], Awaitable[Trajectory]]
@@ -98,6 +99,7 @@ def _graded(task: Task, attempt: int, policy: PolicyStamp, trajectory: Trajector
         seconds=trajectory.timings.get("total", 0.0),
         seed=trajectory.seed,
         reasons=trajectory.verdict.reasons,
+        models=usage_of(trajectory.model_calls),
     )
 
 

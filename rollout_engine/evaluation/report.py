@@ -16,6 +16,7 @@ from rollout_engine.evaluation.attempts import AttemptRow, PolicyStamp
 from rollout_engine.evaluation.comparison import Comparison, compare
 from rollout_engine.evaluation.cost import Cost, campaign_cost
 from rollout_engine.evaluation.metrics import Summary, TaskOutcome, grouped, outcomes, summarize
+from rollout_engine.evaluation.model_usage import ModelUsage, total
 
 Report = dict[str, Any]
 
@@ -33,14 +34,15 @@ class ScopeFigures(msgspec.Struct, frozen=True):
 def campaign_figures(rows: Sequence[AttemptRow], token_price: float) -> Report:
     """Figures of one complete campaign, as plain data. Shares are in [0, 1].
 
-    The fields are those of :class:`Summary` and :class:`Cost`, ``policy``, and ``domains`` and
-    ``families`` with :class:`ScopeFigures` each.
+    The fields are those of :class:`Summary` and :class:`Cost`, ``policy``, ``models`` with a
+    :class:`ModelUsage` a role, and ``domains`` and ``families`` with :class:`ScopeFigures` each.
     """
     tasks = outcomes(rows)
     return {
         **_plain(summarize(tasks)),
         **_plain(campaign_cost(tasks, token_price)),
         "policy": _plain(rows[0].policy),
+        "models": {role: _plain(used) for role, used in total(row.models for row in rows).items()},
         "domains": _scopes(tasks, lambda outcome: outcome.domain),
         "families": _scopes(tasks, lambda outcome: outcome.scope),
     }
@@ -91,5 +93,5 @@ def _scope(tasks: Sequence[TaskOutcome]) -> ScopeFigures:
     )
 
 
-def _plain(record: Summary | Cost | Comparison | PolicyStamp | ScopeFigures) -> dict[str, Any]:
+def _plain(record: Summary | Cost | Comparison | PolicyStamp | ScopeFigures | ModelUsage) -> dict[str, Any]:
     return msgspec.to_builtins(record, str_keys=True)

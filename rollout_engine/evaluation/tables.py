@@ -115,7 +115,16 @@ def campaign_table(figures: Mapping[str, Any]) -> Table:
     table.add_row("all", *_campaign_cells(figures, rate), end_section=True)
     for domain, scope in figures["domains"].items():
         table.add_row(domain, *_campaign_cells(scope, percent(scope["pass_at_1"])))
+    if figures["models"]:
+        table.caption = "; ".join(models_line(role, used) for role, used in figures["models"].items())
+        table.caption_justify = "left"
     return table
+
+
+def models_line(role: str, used: Mapping[str, Any]) -> str:
+    """What a model beside the policy used: "judge: 12 calls, 3 456 tokens, cost 0.0123"."""
+    tokens = used["prompt_tokens"] + used["completion_tokens"]
+    return f"{role}: {count(used['calls'])} calls, {count(tokens)} tokens, cost {used['cost']:.3g}"
 
 
 def histogram_table(histogram: Mapping[str, int], kept: Mapping[str, int], keep: tuple[str, ...]) -> Table:

@@ -16,8 +16,6 @@ PYTHON = os.environ.get("ENDSTATE_THINKINGBOX_PYTHON", sys.executable)
 
 pytestmark = pytest.mark.skipif(not DATA, reason="ENDSTATE_THINKINGBOX_DATA names no checkout")
 
-DROPPED_THERE = {"format_query", "eval_type"}
-
 
 @pytest.fixture(scope="module")
 def public():
