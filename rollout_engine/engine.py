@@ -226,18 +226,19 @@ def load_template(config: Config) -> ChatTemplate:
 
 
 @asynccontextmanager
-async def open_setup(config: Config, policy: Policy) -> AsyncIterator[EpisodeSetup]:
-    """What episodes share, around a given policy."""
+async def open_setup(config: Config, policy: Policy, samples: int | None = None) -> AsyncIterator[EpisodeSetup]:
+    """What episodes share, around a given policy. ``samples``: attempts at one task; None: ``rollout.group_size``."""
     template, sampling = load_template(config), config.rollout.sampling
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(httpx.AsyncClient())
+        environment = await stack.enter_async_context(
+            open_environment(config, client, samples or config.rollout.group_size)
+        )
         heap = stack.enter_context(paced_collections())
         yield EpisodeSetup(
             policy=policy,
             template=template,
-            environment=NativeEnvironment(
-                lambda task: make_user(config.rollout.user, task, client), config.rollout.limits
-            ),
+            environment=environment,
             sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p),
             limits=config.rollout.limits,
             max_staleness=config.rollout.max_staleness,
