@@ -20,15 +20,15 @@ from rich.text import Text
 from protocol.cli.failures import exit_on_known_fault
 from protocol.cli.verb import verb
 from rollout_engine.errors import ConfigurationError
+from rollout_engine.sessions.doctor import Finding, examine
 from rollout_engine.sessions.errors import ServersFileError, SessionError
 from rollout_engine.sessions.host import SessionHost
 from rollout_engine.sessions.limits import MEBIBYTE, HostLimits
 from rollout_engine.sessions.proxy.app import proxy_app
 from rollout_engine.sessions.proxy.serve import CannotServe, bind, check_pem, serve_app, until_signal
-from rollout_engine.sessions.results import Mode
 from rollout_engine.sessions.search.server import SearchUnavailable
 from rollout_engine.sessions.search.service import open_search
-from rollout_engine.sessions.servers import ServerSpec, load_servers
+from rollout_engine.sessions.servers import load_servers
 
 app = verb("sessions", __doc__)
 console = Console(soft_wrap=True, highlight=False)
@@ -102,11 +102,11 @@ def doctor(
             if name not in specs:
                 raise ConfigurationError(f"{servers} has no server {name!r}; it has {', '.join(specs) or 'none'}")
         chosen = {name: spec for name, spec in specs.items() if not names or name in names}
-        found = trio.run(_examine, chosen)
-        console.print(_table(found))
-        failed = [name for name, outcome in found.items() if isinstance(outcome, SessionError)]
+        findings = trio.run(examine, chosen)
+        console.print(_table(findings))
+        failed = [finding.server for finding in findings if finding.fault]
         if failed:
-            console.print(f"{len(failed)} of {_count(found)} can't be started: {', '.join(failed)}", markup=False)
+            console.print(f"{len(failed)} of {_count(chosen)} can't be started: {', '.join(failed)}", markup=False)
             sys.exit(1)
 
 
@@ -118,34 +118,19 @@ async def _serve(specs, limits, listener, url, opening_search, pem, key, gc_minu
             await serve_app(application, listener, pem, until_signal)
 
 
-async def _examine(specs: dict[str, ServerSpec]) -> dict[str, Mode | SessionError]:
-    """What each server turned out to be, in the order of the file."""
-    found: dict[str, Mode | SessionError] = {}
-    turns = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
-    async with SessionHost(specs) as host, trio.open_nursery() as nursery:
-
-        async def examine(name: str) -> None:
-            async with turns:
-                try:
-                    found[name] = await host.examine(name)
-                except SessionError as error:
-                    found[name] = error
-
-        for name in specs:
-            nursery.start_soon(examine, name)
-    return {name: found[name] for name in specs}
-
-
-def _table(found: dict[str, Mode | SessionError]) -> Table:
+def _table(findings: list[Finding]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("server", "mode", "clones", "why"):
-        table.add_column(column, overflow="fold")
-    for name, outcome in found.items():
-        if isinstance(outcome, SessionError):
-            table.add_row(Text(name), Text("fails", style="red"), "", Text(str(outcome)))
+    for column, wide in (("server", True), ("mode", False), ("clones", False), ("start", False), ("open", False)):
+        table.add_column(column, no_wrap=True, justify="left" if wide or column in ("mode", "clones") else "right")
+    table.add_column("why", overflow="fold")
+    for finding in findings:
+        mode = finding.mode
+        if mode is None:
+            table.add_row(Text(finding.server), Text("fails", style="red"), "", "", "", Text(finding.fault))
         else:
-            why = "; ".join(filter(None, (outcome.reason, outcome.note)))
-            table.add_row(Text(name), outcome.name, "yes" if outcome.clones else "no", Text(why))
+            why = Text("; ".join(filter(None, (mode.reason, mode.note))))
+            times = f"{finding.start_seconds:.2f} s", f"{1000 * finding.open_seconds:.1f} ms"
+            table.add_row(Text(finding.server), mode.name, "yes" if mode.clones else "no", *times, why)
     return table
 
 
