@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import betabinom
 
 from rollout_engine.curation.bands import BANDS, EDGES, assign_band, band_masses
 from rollout_engine.curation.posterior import Posterior, jeffreys
@@ -85,3 +86,14 @@ def test_the_uniform_posterior_has_its_quantiles_as_interval():
 def test_impossible_counts_are_refused(passes):
     with pytest.raises(ValueError, match="of 8 attempts"):
         jeffreys(8, passes)
+
+
+@pytest.mark.parametrize(("alpha", "beta", "attempts"), [(0.5, 0.5, 8), (3.5, 5.5, 8), (120.5, 0.5, 4), (1.0, 1.0, 2)])
+def test_the_chance_of_a_mixed_group_is_the_beta_binomial_one(alpha, beta, attempts):
+    exact = 1 - betabinom.pmf(0, attempts, alpha, beta) - betabinom.pmf(attempts, attempts, alpha, beta)
+    assert Posterior(alpha, beta).mixed(attempts) == pytest.approx(exact, rel=1e-9)
+
+
+def test_one_attempt_is_never_mixed_and_a_certain_task_hardly():
+    assert Posterior(2.0, 3.0).mixed(1) == pytest.approx(0.0, abs=1e-15)
+    assert Posterior(1e6, 0.5).mixed(8) < 1e-5
