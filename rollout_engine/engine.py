@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -59,8 +59,11 @@ class Engine:
     its bound."""
     probed: Mapping[str, Counts] = field(default_factory=dict)
     """What the probe counted of each task: (clean attempts, passes)."""
+    limiter: AbstractAsyncContextManager[None] | None = None
+    """Lets as many episodes run at once as may; by default ``rollout.concurrency``."""
 
     def __post_init__(self) -> None:
+        self._limiter = self.limiter or trio.CapacityLimiter(self.config.rollout.concurrency)
         self._gate = Gate(self.config.rollout.outage, self._outage)
         self._clock: StepClock | None = None
         self._manifests: dict[int, Batch] = {}
@@ -195,7 +198,7 @@ class Engine:
 
         return GroupPlan(
             retries=self.config.rollout.retries,
-            limiter=trio.CapacityLimiter(self.config.rollout.concurrency),
+            limiter=self._limiter,
             gate=self._gate,
             journal=journal,
             episode=episode,

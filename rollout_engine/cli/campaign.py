@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from protocol.config import Config
-from rollout_engine.cli.options import split_urls
+from rollout_engine.cli.options import Player, split_urls
 from rollout_engine.engine import open_runner
-from rollout_engine.environments.task import Task
+from rollout_engine.environments.environment import AnyTask
+from rollout_engine.errors import ConfigurationError
 from rollout_engine.evaluation.attempts import AttemptFile, AttemptRow, PolicyStamp, good_rows, weights_digest
 from rollout_engine.evaluation.files import transcripts_file
 from rollout_engine.evaluation.repeats import missing_keys, run_attempts
@@ -24,6 +25,15 @@ from rollout_engine.evaluation.transcripts import open_transcripts, write_transc
 
 _LINES = 20
 """A campaign's lines of progress where no bar can be drawn."""
+
+
+def players(policy: Player, actors: Sequence[str], config: Config, tasks: Sequence[AnyTask]) -> Sequence[str | AnyTask]:
+    """Who plays ``tasks``: the actors by their URLs, or the oracle, which knows each task's own solution."""
+    if policy == "oracle":
+        if actors:
+            raise ConfigurationError("--policy oracle plays the tasks' own solutions: leave --actors out")
+        return tasks
+    return actor_urls(actors, config)
 
 
 def actor_urls(actors: Sequence[str], config: Config) -> list[str]:
@@ -38,11 +48,11 @@ def stamp(label: str, version: int, weights: Path | None) -> PolicyStamp:
 
 async def run_campaign(
     config: Config,
-    tasks: Sequence[Task],
+    tasks: Sequence[AnyTask],
     attempts: int,
     path: Path,
     policy: PolicyStamp,
-    urls: Sequence[str],
+    who: Sequence[str | AnyTask],
     scope: str,
     console: Console,
 ) -> list[AttemptRow]:
@@ -55,7 +65,7 @@ async def run_campaign(
             return file.rows
         total = len(tasks) * attempts
         tally = _Tally(len(file.rows), sum(row.passed for row in file.rows), [])
-        async with open_runner(config, urls, policy.version) as runner:
+        async with open_runner(config, who, policy.version, attempts) as runner:
             with _bar(console) as progress, open_transcripts(transcripts_file(path)) as transcripts:
                 bar = progress.add_task(scope, total=total, completed=total - len(missing), note="")
 
@@ -83,17 +93,17 @@ async def run_campaign(
 
 async def check_campaign(
     config: Config,
-    tasks: Sequence[Task],
+    tasks: Sequence[AnyTask],
     attempts: int,
     path: Path,
     policy: PolicyStamp,
-    urls: Sequence[str],
+    who: Sequence[str | AnyTask],
     scope: str,
     console: Console,
 ) -> None:
     """What a dry run can check: the file is a campaign of this policy, and the actors answer."""
     missing = missing_keys(tasks, attempts, {row.key for row in good_rows(path, policy)})
-    async with open_runner(config, urls, policy.version):
+    async with open_runner(config, who, policy.version, attempts):
         pass
     console.print(
         f"{scope}: {len(tasks)} tasks × {attempts} attempts onto {path}, {len(missing)} to run; the actors answer",

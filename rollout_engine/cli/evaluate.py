@@ -6,6 +6,7 @@ verdict.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +17,10 @@ from rich.console import Console
 from protocol import config as configuration
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
-from rollout_engine.cli.campaign import actor_urls, check_campaign, run_campaign, stamp
+from rollout_engine.cli.campaign import check_campaign, players, run_campaign, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
-from rollout_engine.cli.options import ActorsOption, RepeatOption, TasksOption, WeightsOption
-from rollout_engine.environments.task import Task
+from rollout_engine.cli.options import ActorsOption, PolicyOption, RepeatOption, TasksOption, WeightsOption
+from rollout_engine.environments.environment import AnyTask
 from rollout_engine.evaluation.attempts import PolicyStamp
 from rollout_engine.evaluation.coverage import check_coverage
 from rollout_engine.evaluation.files import evaluation_file
@@ -38,8 +39,9 @@ def evaluate(
     tasks: TasksOption = "heldout",
     repeat: RepeatOption = None,
     actors: ActorsOption = (),
+    policy: PolicyOption = "actors",
     out: Annotated[Path | None, Parameter(help="File of attempts; RUN/evaluation/LABEL.jsonl by default.")] = None,
-    label: Annotated[str, Parameter(help="What to call the policy that the actors serve.")] = "base",
+    label: Annotated[str, Parameter(help="What to call the policy; base, or oracle, by default.")] = "",
     policy_version: Annotated[int, Parameter(help="Its version, as the learner announced it.")] = 0,
     weights: WeightsOption = None,
     set: SetOption = (),
@@ -52,18 +54,25 @@ def evaluate(
             print_configuration(resolved, console)
         chosen = evaluated_tasks(resolved, tasks)
         attempts = checked_repeat(resolved, repeat)
+        label = label or ("oracle" if policy == "oracle" else "base")
         path = out or evaluation_file(resolved, label)
-        policy = stamp(label, policy_version, weights)
-        trio.run(_evaluate, resolved, chosen, attempts, path, policy, actor_urls(actors, resolved), dry_run)
+        who = players(policy, actors, resolved, chosen)
+        trio.run(_evaluate, resolved, chosen, attempts, path, stamp(label, policy_version, weights), who, dry_run)
 
 
 async def _evaluate(
-    config: Config, tasks: list[Task], attempts: int, path: Path, policy: PolicyStamp, urls: list[str], dry_run: bool
+    config: Config,
+    tasks: list[AnyTask],
+    attempts: int,
+    path: Path,
+    policy: PolicyStamp,
+    who: Sequence[str | AnyTask],
+    dry_run: bool,
 ) -> None:
     if dry_run:
-        await check_campaign(config, tasks, attempts, path, policy, urls, policy.label, console)
+        await check_campaign(config, tasks, attempts, path, policy, who, policy.label, console)
         return
-    rows = await run_campaign(config, tasks, attempts, path, policy, urls, policy.label, console)
+    rows = await run_campaign(config, tasks, attempts, path, policy, who, policy.label, console)
     check_coverage(rows, [task.id for task in tasks], attempts).require(str(path))
     console.print(campaign_table(campaign_figures(rows, config.evaluation.token_price)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -15,6 +15,10 @@ TasksOption = Annotated[str, Parameter(help="heldout, train, or a file: pool.jso
 RepeatOption = Annotated[int | None, Parameter(help="Attempts a task; evaluation.repeat by default.")]
 ActorsOption = Annotated[
     tuple[str, ...], Parameter(consume_multiple=True, help="URLs of actors, separated by commas or blanks.")
+]
+Player = Literal["actors", "oracle"]
+PolicyOption = Annotated[
+    Player, Parameter(help="Who plays: the actors, or the oracle, which plays each task's own solution.")
 ]
 WeightsOption = Annotated[Path | None, Parameter(help="Its model folder, to keep a digest with every row.")]
 

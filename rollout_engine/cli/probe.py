@@ -6,6 +6,7 @@ A rerun runs what is missing or failed.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated
 
 import trio
@@ -16,10 +17,11 @@ from rich.markup import escape
 from protocol import config as configuration
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
-from rollout_engine.cli.campaign import actor_urls, check_campaign, run_campaign, stamp
+from rollout_engine.cli.campaign import check_campaign, players, run_campaign, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
-from rollout_engine.cli.options import ActorsOption, WeightsOption
+from rollout_engine.cli.options import ActorsOption, PolicyOption, WeightsOption
 from rollout_engine.curation.candidates import training_candidates
+from rollout_engine.environments.environment import AnyTask
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.evaluation.attempts import AttemptRow, PolicyStamp
 from rollout_engine.evaluation.files import probe_file
@@ -33,7 +35,8 @@ def probe(
     *,
     config: ConfigOption,
     actors: ActorsOption = (),
-    label: Annotated[str, Parameter(help="What to call the policy that the actors serve.")] = "base",
+    policy: PolicyOption = "actors",
+    label: Annotated[str, Parameter(help="What to call the policy; base, or oracle, by default.")] = "",
     weights: WeightsOption = None,
     set: SetOption = (),
     dry_run: DryRunOption = False,
@@ -43,13 +46,18 @@ def probe(
         resolved = configuration.load(config, set)
         if dry_run:
             print_configuration(resolved, console)
-        trio.run(_probe, resolved, actor_urls(actors, resolved), stamp(label, 0, weights), dry_run)
+        tasks = training_candidates(resolved)
+        label = label or ("oracle" if policy == "oracle" else "base")
+        who = players(policy, actors, resolved, tasks)
+        trio.run(_probe, resolved, tasks, who, stamp(label, 0, weights), dry_run)
 
 
-async def _probe(config: Config, urls: list[str], policy: PolicyStamp, dry_run: bool) -> None:
-    tasks, path = training_candidates(config), probe_file(config)
+async def _probe(
+    config: Config, tasks: list[AnyTask], who: Sequence[str | AnyTask], policy: PolicyStamp, dry_run: bool
+) -> None:
+    path = probe_file(config)
     campaign = check_campaign if dry_run else run_campaign
-    rows = await campaign(config, tasks, config.curation.attempts, path, policy, urls, "probe", console)
+    rows = await campaign(config, tasks, config.curation.attempts, path, policy, who, "probe", console)
     if not dry_run:
         _report(config, [task.id for task in tasks], rows)
 

@@ -66,6 +66,7 @@ class Stage(Protocol):
     ``tools``        what the agent may call.
     ``agent_turns``  the task's own bound on the agent's turns; None for none but the run's.
     ``ending``       tools whose call ends the conversation and isn't carried out.
+    ``ranking``      whose ranking its knowledge search has; empty where it has none.
     ``calls``        what has been asked of the user's and the judge's models so far.
     """
 
@@ -73,6 +74,7 @@ class Stage(Protocol):
     tools: Sequence[Mapping[str, Any]] | ToolSet
     agent_turns: int | None
     ending: frozenset[str]
+    ranking: str
 
     @property
     def calls(self) -> Sequence[ModelCall]: ...

@@ -37,6 +37,7 @@ class NativeStage:
     """See :class:`~rollout_engine.environments.environment.Stage`."""
 
     agent_turns = None
+    ranking = ""
     ending: frozenset[str] = frozenset()
 
     def __init__(self, task: Task, session: Session, user: User, user_turns: int) -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 from protocol.config import Config
 from rollout_engine.curation.candidates import heldout_tasks, training_candidates
 from rollout_engine.curation.pool import read_pool
+from rollout_engine.environments.environment import AnyTask
 from rollout_engine.environments.registry import domain, find_task, read_tasks
 from rollout_engine.environments.rules import check_task, check_unique
 from rollout_engine.environments.task import Task
+from rollout_engine.environments.thinkingbox.places import find_thinkingbox_tasks
+from rollout_engine.environments.thinkingbox.task import PREFIX
 from rollout_engine.errors import ConfigurationError
 
 
@@ -24,7 +27,7 @@ def checked_repeat(config: Config, repeat: int | None) -> int:
     return attempts
 
 
-def evaluated_tasks(config: Config, which: str) -> list[Task]:
+def evaluated_tasks(config: Config, which: str) -> list[AnyTask]:
     """Tasks that ``--tasks`` names: ``heldout``, ``train``, or those of a file.
 
     A file is a pool, an array of tasks as ``bin/tasks export`` writes it, or text with one id a line.
@@ -38,21 +41,29 @@ def evaluated_tasks(config: Config, which: str) -> list[Task]:
     if not path.is_file():
         raise ConfigurationError(f"--tasks is {which!r}: use heldout, train, or a file")
     try:
-        tasks = {task.id: task for task in _from_file(path)}
+        tasks = {task.id: task for task in _from_file(config, path)}
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"--tasks {path} is not UTF-8 text: {error.reason}") from error
     if not tasks:
         raise ConfigurationError(f"--tasks {path} names no task")
     for task in tasks.values():
-        check_task(domain(task.domain), task)
+        if isinstance(task, Task):
+            check_task(domain(task.domain), task)
     return list(tasks.values())
 
 
-def _from_file(path: Path) -> list[Task]:
+def _from_file(config: Config, path: Path) -> list[AnyTask]:
     if path.suffix != ".json":
-        return [find_task(id) for id in path.read_text("utf-8").split()]
+        return _named(config, path.read_text("utf-8").split())
     if path.read_text("utf-8").lstrip().startswith("["):
         tasks = read_tasks(path)
         check_unique(tasks)
         return tasks
-    return [find_task(id) for id in read_pool(path).tasks]
+    return _named(config, read_pool(path).tasks)
+
+
+def _named(config: Config, ids: list[str]) -> list[AnyTask]:
+    """The tasks of those ids, in their order."""
+    theirs = [id for id in ids if id.startswith(PREFIX)]
+    found = {task.id: task for task in find_thinkingbox_tasks(config, theirs)} if theirs else {}
+    return [found.get(id) or find_task(id) for id in ids]

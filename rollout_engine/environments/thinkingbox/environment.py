@@ -38,6 +38,7 @@ class ThinkingBoxEnvironment:
     make_user: Callable[[Case], ThinkingBoxUser]
     make_judge: Callable[[], Any]
     limits: Limits
+    ranking: str = ""
 
     @asynccontextmanager
     async def open(self, task: ThinkingBoxTask, id: TrajectoryId, seed: int) -> AsyncIterator[ThinkingBoxStage]:
@@ -72,4 +73,5 @@ class ThinkingBoxEnvironment:
             self.graders,
             partial(self.golden.outcome, origin),
             self.limits.tool_call,
+            self.ranking,
         )

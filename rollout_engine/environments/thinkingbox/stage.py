@@ -38,7 +38,9 @@ class ThinkingBoxStage:
         graders: GraderHost,
         golden: Callable[[], Awaitable[Outcome]],
         call_timeout: float,
+        ranking: str,
     ) -> None:
+        self.ranking = ranking
         self.tools = box.listed
         self.ending = box.ending
         self.agent_turns = case.max_agent_turns

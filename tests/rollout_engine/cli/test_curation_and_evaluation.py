@@ -29,7 +29,7 @@ class Runner:
         self.opened = 0
 
     @asynccontextmanager
-    async def open(self, config, urls, version=0):
+    async def open(self, config, who, version=0, samples=1):
         self.opened += 1
 
         async def run(task, attempt, retry, *, scope):
