@@ -1,7 +1,7 @@
 """Data sets of the ThinkingBox ecosystem: agents, scenarios and test cases, put together into cases.
 
 dataset = load_dataset("dataset")
-cases = dataset.hydrate(["hotel.py", "smoke.yaml"], agent="think", tags=["domain:misc"])
+cases = dataset.hydrate(["hotel.py", "trips.py:test_cancel"], agent="think", tags=["domain:misc"])
 """
 
 from rollout_engine.environments.thinkingbox.dataset.case import (

@@ -87,7 +87,10 @@ class Document:
     def tree(self) -> Any:
         """Plain data, to be read only; raises :class:`DatasetError`."""
         try:
-            return yaml.load(self.text, _StrictLoader)
+            tree = yaml.load(self.text, _StrictLoader)
+            if "&" in self.text and "*" in self.text:
+                msgspec.json.encode(tree)  # an anchor that holds its own alias has no end
+            return tree
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = self.first_line + mark.line if mark else self.first_line

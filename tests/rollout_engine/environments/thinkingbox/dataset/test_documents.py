@@ -56,7 +56,7 @@ def test_what_is_not_meant_is_refused_with_its_line(text, line, fault):
         assert str(caught.value).startswith(f"some.yaml:{line + shift}: ")
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "a: \x07", "a: " + "9" * 5000])
+@pytest.mark.parametrize("text", ["[" * 100_000, "a: \x07", "a: " + "9" * 5000, "a: &a [*a]", "&a {b: *a}"])
 def test_what_no_parser_takes_is_a_fault_of_the_file(text):
     with pytest.raises(DatasetError, match="some.yaml"):
         _ = Document(text, FILE).tree
