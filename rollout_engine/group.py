@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 import trio
@@ -52,7 +53,7 @@ class GroupPlan:
     """How to run the samples of a step's groups."""
 
     retries: Retries
-    limiter: trio.CapacityLimiter
+    limiter: AbstractAsyncContextManager[None]
     gate: Gate
     journal: Journal
     episode: Callable[[Task, TrajectoryId], Awaitable[Trajectory]]
