@@ -1,6 +1,6 @@
 """What a host finds out about each server, for people: how its sessions are made and why.
 
-Invariant: looking changes nothing and leaves nothing running; a server that can't be started is a finding, not an error.
+Invariant: looking leaves nothing running, and a server that can't be started is a finding, not an error.
 """
 
 from __future__ import annotations

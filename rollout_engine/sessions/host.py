@@ -14,6 +14,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -32,7 +33,7 @@ class SessionHost:
     """``async with SessionHost(servers, limits) as host``. Runs on trio and on asyncio."""
 
     def __init__(self, servers: Mapping[str, ServerSpec], limits: HostLimits | None = None):
-        self.servers = dict(servers)
+        self.servers = {name: replace(spec, name=name) for name, spec in servers.items()}
         self.limits = limits or HostLimits()
         self.room = Room(self.limits.open, self.limits.memory_bytes)
         self._runnable = anyio.Semaphore(self.limits.runnable, fast_acquire=True)

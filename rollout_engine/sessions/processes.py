@@ -107,10 +107,11 @@ class ForkServer:
         self.alive = False
         with anyio.CancelScope(shield=True):
             self.wire.close()  # the end of its control socket: it ends its children, then itself
-            with anyio.move_on_after(self._limits.close_timeout) as waiting:
+            # Without a report it is still in the server's own code, which doesn't look at our socket.
+            with anyio.move_on_after(self._limits.close_timeout if self.report else 0) as waiting:
                 await anyio.wait_readable(self._pidfd)
             if waiting.cancelled_caught:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                os.killpg(self._process.pid, signal.SIGKILL)
                 await anyio.wait_readable(self._pidfd)
         self._process.wait()
         os.close(self._pidfd)

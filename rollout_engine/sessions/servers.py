@@ -55,6 +55,18 @@ class ServerSpec:
     mode: Literal["auto", "fork", "spawn"] = "auto"
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def load_servers(
     path: str | Path, python: str | None = None, internal: str | Path | None = None
 ) -> dict[str, ServerSpec]:
@@ -68,7 +80,7 @@ def load_servers(
     path = Path(path)
     python = python or sys.executable
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ServersFileError(f"{path}: can't be read: {error.strerror}") from error
     except yaml.YAMLError as error:

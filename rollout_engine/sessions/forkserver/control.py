@@ -60,6 +60,11 @@ def die_with_parent(parent):
         os._exit(0)
 
 
+def outlive_parent():
+    """Undo :func:`die_with_parent`: from now on this process sees for itself that its parent has ended."""
+    LIBC.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def adopt_orphans():
     """Descendants whose parent ends become children of this process, so that they can be ended and accounted for."""
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

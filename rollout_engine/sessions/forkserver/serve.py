@@ -1,7 +1,7 @@
 """The life of a fork server: read what to run, come to the point where sessions start, then fork on request.
 
-Invariant: the control socket's end is the end of everything below it. No session, and nothing that a session started,
-outlives this process, and the kernel ends this process with the host.
+Invariant: the control socket's end is the end of everything below it: sessions, and what they started and let go of.
+Until this process listens to that socket, the kernel ends it with the host.
 """
 
 import json
@@ -43,6 +43,7 @@ def requests(sock):
 
 def serve(sock, settle):
     """Answer until the control socket ends. In a child: returns its session's descriptor; in this process: never."""
+    control.outlive_parent()  # which would kill us before we could end what is below us
     for request, fds in requests(sock):
         if "fork" in request:
             pid, pidfd = control.fork(request["fork"], settle)

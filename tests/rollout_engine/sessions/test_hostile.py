@@ -1,0 +1,106 @@
+"""Servers that misbehave: each ends in one named outcome within its bound, the host and its other sessions live."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import trio
+
+from rollout_engine.sessions import (
+    ProtocolViolation,
+    ResultTooLarge,
+    ServerStartFailed,
+    SessionClosed,
+    SessionDied,
+    SessionHost,
+    SessionTimeout,
+)
+
+pytestmark = pytest.mark.usefixtures("clean")
+
+
+async def lives(host, server):
+    async with host.open({server: {}}) as session:
+        assert json.loads((await session.call("note", {"text": "x"})).text) == ["x"]
+
+
+@pytest.mark.parametrize(
+    "tool, arguments, outcome, said",
+    [
+        ("exit", {}, SessionDied, r"ended in tool exit \(exit status 3\)\n.*standard error: I have had enough"),
+        ("crash", {}, SessionDied, r"ended in tool crash \(killed by SIGSEGV\)"),
+        ("hang", {}, SessionTimeout, "did not answer tool hang within 0.5 s and was killed"),
+        ("spin", {}, SessionTimeout, "did not answer tool spin within 0.5 s and was killed"),
+        ("big", {"bytes": 50_000_000}, ResultTooLarge, "answered tool big with a message of more than 1048576 bytes"),
+        ("torn", {}, ProtocolViolation, "a message with other output in its line: 'half a line{"),
+        ("malformed", {}, ProtocolViolation, "malformed JSON"),
+        ("foreign", {}, ProtocolViolation, 'JSON, but no JSON-RPC: \'{"hello": "world"}\''),
+        ("flood", {}, ProtocolViolation, "more than 65536 bytes beside the protocol"),
+    ],
+)
+async def test_a_call_that_goes_wrong(server, limits, tool, arguments, outcome, said):
+    async with SessionHost({"plain": server("plain")}, limits) as host:
+        async with host.open({"plain": {}}) as session, host.open({"plain": {}}) as other:
+            began = trio.current_time()
+            with pytest.raises(outcome, match=f"server plain .*{said}") as caught:
+                await session.call(tool, arguments, timeout=0.5 if outcome is SessionTimeout else 20)
+            assert caught.value.server == "plain" and trio.current_time() - began < 10
+            with pytest.raises(SessionClosed, match="this session ended before: server plain"):
+                await session.call("note", {"text": "never sent"})
+            assert json.loads((await other.call("note", {"text": "x"})).text) == ["x"]
+        await lives(host, "plain")
+
+
+async def test_a_whole_line_of_other_output_is_passed_over(server, limits):
+    """As the protocol's own client does; it is shown when something goes wrong later."""
+    async with SessionHost({"plain": server("plain", "print")}, limits) as host:
+        async with host.open({"plain": {}}) as session:
+            assert (await session.call("stray", {"text": "look here"})).text == "done"
+            with pytest.raises(SessionDied, match="beside the protocol: welcome\n.*look here"):
+                await session.call("exit", {})
+
+
+async def test_an_init_that_hangs_or_exits(server, limits):
+    async with SessionHost({"plain": server("plain")}, replace(limits, open_timeout=0.5)) as host:
+        with pytest.raises(SessionTimeout, match="0.5 s"):
+            async with host.open({"plain": {"hang": True}}):
+                pass
+    async with SessionHost({"plain": server("plain")}, limits) as host:
+        with pytest.raises(SessionDied, match=r"exit status 9\)\n.*out of order"):
+            async with host.open({"plain": {"exit": True}}):
+                pass
+        await lives(host, "plain")
+
+
+@pytest.mark.parametrize(
+    "shape, said",
+    [("fail", "RuntimeError: no licence"), ("quit", "exit status 4"), ("hang", "within 1 s")],
+)
+async def test_a_server_that_does_not_start(server, limits, shape, said):
+    async with SessionHost(
+        {"bad": server("plain", shape), "good": server("plain")}, replace(limits, start_timeout=1)
+    ) as host:
+        with pytest.raises((ServerStartFailed, SessionTimeout), match=said):
+            async with host.open({"bad": {}}):
+                pass
+        await lives(host, "good")
+
+
+async def test_a_program_that_is_not_there(server, limits):
+    spec = replace(server("plain"), command=("/no/such/program",))
+    async with SessionHost({"plain": spec}, limits) as host:
+        with pytest.raises(ServerStartFailed, match="No such file or directory"):
+            async with host.open({"plain": {}}):
+                pass
+
+
+async def test_what_a_server_starts_ends_with_its_session(server, limits):
+    """Its process group at once; what left the group with the host (which the fixture sees)."""
+    async with SessionHost({"plain": server("plain")}, limits) as host:
+        async with host.open({"plain": {}}) as session:
+            child = int((await session.call("child", {})).text)
+            await session.call("orphan", {})
+        with pytest.raises(ProcessLookupError):
+            import os
+
+            os.kill(child, 0)
