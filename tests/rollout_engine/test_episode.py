@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import trio
 
-from protocol.records import ToolCall, TrajectoryId, Verdict
+from protocol.records import Message, ModelCall, ToolCall, TrajectoryId, Verdict
 from rollout_engine.actors.policy import Generation, Sampling
 from rollout_engine.actors.scripted import ScriptedPolicy
-from rollout_engine.environments.native import NativeEnvironment
+from rollout_engine.environments.environment import Ended
+from rollout_engine.environments.native import NativeEnvironment, NativeStage
 from rollout_engine.environments.registry import load_tasks
 from rollout_engine.environments.task import Say
 from rollout_engine.episode import EpisodeSetup, run_episode
@@ -80,6 +81,33 @@ async def test_an_exhausted_budget_ends_the_episode_and_is_graded(setup, limits,
     trajectory = await run_episode(playing(tightened, script), task, ID, 4)
     assert trajectory.finish == finish and trajectory.reward == 0.0
     assert len(trajectory.tokens.unpack().ids) >= 30
+
+
+class Leaving:
+    """A user who leaves with a last word, and whose model was asked for it."""
+
+    calls = (ModelCall("user", "small", prompt_tokens=9, completion_tokens=3, cost=0.5),)
+
+    def __init__(self, last):
+        self._last = last
+
+    async def reply(self, messages):
+        return self._last
+
+
+async def test_what_the_users_model_cost_and_its_last_words_are_kept(setup, monkeypatch):
+    task = TASKS[0]
+    environment = NativeEnvironment(lambda task: Leaving(None), setup.limits)
+    plain = await run_episode(playing(replace(setup, environment=environment), task.script), task, ID, 4)
+    assert plain.model_calls == Leaving.calls and plain.messages[-1].role == "assistant"
+
+    async def reply(self, messages):
+        return Ended("user_done", said="thanks .")
+
+    monkeypatch.setattr(NativeStage, "reply", reply)
+    left = await run_episode(playing(setup, task.script), task, ID, 4)
+    assert left.finish == "user_done" and left.messages[-1] == Message("user", "thanks .")
+    assert left.sampled_tokens == plain.sampled_tokens < len(left.tokens.unpack().ids)
 
 
 class Policy:
