@@ -19,7 +19,7 @@ from protocol.asyncio_bus import AsyncioBus
 from protocol.config import Config
 from protocol.errors import RecordMissing
 from protocol.portal import Portal
-from protocol.records import Batch, PolicyVersion, Trajectory, TrajectoryId
+from protocol.records import Batch, Origin, PolicyVersion, Trajectory, TrajectoryId
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,14 @@ class BatchSource(Protocol):
         """The batch of ``step``."""
         ...
 
+    def release(self, before: int) -> None:
+        """Nobody will ask for the batch of a step before ``before`` again, whatever happens."""
+        ...
+
+    def origin(self) -> Origin | None:
+        """Where the run was forked from; None when it is no fork."""
+        ...
+
 
 class NatsBatches:
     """The batches of ``config.run``, live. Use inside ``with``.
@@ -52,6 +60,8 @@ class NatsBatches:
     def __init__(self, config: Config):
         self._bus = AsyncioBus(config.nats, config.run)
         self._timeout = config.learner.batch_timeout
+        self._purge = config.nats.retain == "checkpoint"
+        self._slack = config.rollout.max_staleness
         self._portal = Portal("learner-bus")
         self._stack = ExitStack()
 
@@ -71,6 +81,16 @@ class NatsBatches:
         batch = self._portal.call(self._bus.wait_batch, step, self._timeout)
         trajectories = self._portal.call(self._bus.fetch, trained(batch))
         return Delivery(batch, trajectories, lambda: self._portal.call(self._bus.consumer.acknowledge_step, step))
+
+    def release(self, before: int) -> None:
+        """Let the log forget what no one needs any more: as ``nats.retain`` says, and objects of no trajectory.
+
+        A step may train on what was left over by as many steps before it as ``rollout.max_staleness`` says.
+        """
+        self._portal.call(self._bus.release, max(0, before - self._slack), self._purge)
+
+    def origin(self) -> Origin | None:
+        return self._portal.call(self._bus.origin)
 
     def publish(self, version: PolicyVersion) -> bool:
         """Announce a policy version. False: the log holds this one or a later one already."""
@@ -104,8 +124,23 @@ class LogBatches:
         """The batch of ``step``; raises :class:`RecordMissing` when the files hold none."""
         batch = self._log.batches.get(step)
         if batch is None:
-            raise RecordMissing(f"the files hold no batch for step {step} of run {self.run}; they hold {self.steps}")
+            raise RecordMissing(
+                f"the files hold no batch for step {step} of run {self.run}, but those of {_ranges(self.steps)}: add "
+                f"the file of step {step}, or put a checkpoint of one of these steps into the run's folder"
+            )
         return Delivery(batch, [self._log.trajectories[id] for id in trained(batch)], lambda: None)
+
+    def release(self, before: int) -> None:
+        """Files stay as they are."""
+
+    def origin(self) -> Origin | None:
+        return self._log.origin
+
+
+def _ranges(steps: list[int]) -> str:
+    starts = [step for step in steps if step - 1 not in steps]
+    ends = [step for step in steps if step + 1 not in steps]
+    return ", ".join(f"steps {a} to {b}" if a < b else f"step {a}" for a, b in zip(starts, ends, strict=True)) or "none"
 
 
 def trained(batch: Batch) -> list[TrajectoryId]:

@@ -7,6 +7,7 @@ that can't be read back is named and moved aside, never deleted, and the one bef
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from protocol.config import ConfigError
 class Checkpoints:
     """The folder ``runs/RUN/checkpoints``, one subfolder a step; the last ``keep`` stay."""
 
-    def __init__(self, folder: Path, keep: int, fingerprint: str, console: Console):
-        """``fingerprint`` names what decides the weights; a checkpoint made under another one is refused."""
-        self.fingerprint, self.console = fingerprint, console
+    def __init__(self, folder: Path, keep: int, fingerprint: Callable[[int], str], console: Console):
+        """``fingerprint`` names what decides the weights after so many updates; a checkpoint made under another one
+        is refused."""
+        self.fingerprint, self.keep, self.console = fingerprint, keep, console
         self.manager = ocp.CheckpointManager(
             folder.resolve(),
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=False),
@@ -33,7 +35,7 @@ class Checkpoints:
         """Make the state after ``step`` updates durable before returning."""
         if step in self.manager.all_steps():
             return
-        facts = {**facts, "fingerprint": self.fingerprint}
+        facts = {**facts, "fingerprint": self.fingerprint(step)}
         self.manager.save(
             step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), facts=ocp.args.JsonSave(facts))
         )
@@ -61,15 +63,22 @@ class Checkpoints:
             return step, state, facts
         return None
 
+    @property
+    def oldest(self) -> int:
+        """The step of the oldest state that a restart may fall back to: of a checkpoint, or of the base weights (0)
+        until there are as many checkpoints as are kept."""
+        return sorted([0, *self.manager.all_steps()])[-self.keep :][0]
+
     def _read(self, step: int, **items: Any) -> Any:
         return self.manager.restore(step, args=ocp.args.Composite(**items))
 
     def _require_same(self, step: int, fingerprint: str) -> None:
         # Before the state is read: another configuration may have other shapes, which would look like damage.
-        if fingerprint != self.fingerprint:
+        if fingerprint != self.fingerprint(step):
             raise ConfigError(
                 f"checkpoint {step} was made under another learning configuration ({fingerprint}, now "
-                f"{self.fingerprint}): restore the settings, or give the run another name"
+                f"{self.fingerprint(step)}): restore the settings, or fork the run at step {step} and change them "
+                "there (bin/trajectories fork)"
             )
 
     def _move_aside(self, step: int) -> Path:

@@ -45,6 +45,7 @@ def _train(config: Config, replay: tuple[Path, ...]) -> None:
     import jax
 
     from learner.batches import LogBatches, NatsBatches
+    from learner.lineage import Lineage, Stretch, follow
     from learner.train import Trainer
 
     if jax.config.jax_compilation_cache_dir is None:
@@ -55,11 +56,17 @@ def _train(config: Config, replay: tuple[Path, ...]) -> None:
         if replay:
             source = LogBatches(replay)
             steps = min(config.learner.steps, max(source.steps, default=-1) + 1)
-            trainer = stack.enter_context(Trainer(config, source, lambda version: None, console))
         else:
             source, steps = stack.enter_context(NatsBatches(config)), config.learner.steps
-            trainer = stack.enter_context(Trainer(config, source, source.publish, console))
-        trainer.run(steps)
+        lineage = Lineage.of(config, source.origin())
+
+        def start(stretch: Stretch) -> Trainer:
+            # Actors have no use for the policies of a parent's steps, which are rolled out already.
+            silent = bool(replay) or stretch.until is not None
+            announce = (lambda version: None) if silent else source.publish
+            return Trainer(stretch.config, source, announce, console, lineage.fingerprint)
+
+        follow(lineage, steps, start)
 
 
 def _dry_run(config: Config, replay: tuple[Path, ...]) -> None:
@@ -78,10 +85,9 @@ def _dry_run(config: Config, replay: tuple[Path, ...]) -> None:
 
 
 async def _reach(config: Config) -> None:
-    from protocol.bus import connect
+    from protocol.bus import check
 
-    async with connect(config.nats, config.run):
-        pass
+    await check(config.nats)
 
 
 if __name__ == "__main__":

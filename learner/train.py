@@ -12,18 +12,17 @@ ahead, and what comes to ``next`` was sampled while the updates before it were m
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
 from learner.batches import BatchSource, Delivery
 from learner.checkpoint import Checkpoints
+from learner.lineage import learning_fingerprint
 from learner.mesh import DATA, make_mesh
 from learner.metrics import Metrics
 from learner.models.huggingface import load_params, param_shapes, read_config
@@ -62,30 +61,21 @@ def check_rows(learner: Learner, mesh: Mesh) -> None:
         )
 
 
-def learning_fingerprint(config: Config) -> str:
-    """Names what decides the weights: not where things run, nor how often they are saved."""
-    learner = config.learner
-    facts = {
-        "model": config.model.folder,
-        "temperature": config.rollout.sampling.temperature,
-        "loss": learner.loss,
-        "optimizer": msgspec.structs.replace(learner.optimizer, memory="device"),
-        "dtypes": (learner.param_dtype, learner.compute_dtype),
-        "packing": (learner.row_tokens, learner.rows_per_microbatch),
-        "steps": None if learner.optimizer.schedule == "constant" else learner.steps,
-    }
-    return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:16]
-
-
 class Trainer:
     """One run of the learner over one mesh. Use as a context manager, then :meth:`run`."""
 
     def __init__(
-        self, config: Config, source: BatchSource, announce: Callable[[PolicyVersion], object], console: Console
+        self,
+        config: Config,
+        source: BatchSource,
+        announce: Callable[[PolicyVersion], object],
+        console: Console,
+        fingerprint: Callable[[int], str] | None = None,
     ):
         """Restores the last checkpoint, or loads the base weights. Raises :class:`ConfigError`.
 
-        ``announce`` tells the actors of a version; telling them of one again changes nothing.
+        ``announce`` tells the actors of a version; telling them of one again changes nothing. ``fingerprint`` names
+        what the state after so many updates was learnt under; by default, all of it under ``config``.
         """
         self.config, self.source, self.announce, self.console = config, source, announce, console
         learner = config.learner
@@ -98,8 +88,9 @@ class Trainer:
         self.weights = WeightStore(
             config.path / "weights", model_folder(config), learner.weights_dtype, learner.keep_weights
         )
+        own = learning_fingerprint(config)
         self.checkpoints = Checkpoints(
-            config.path / "checkpoints", learner.keep_checkpoints, learning_fingerprint(config), console
+            config.path / "checkpoints", learner.keep_checkpoints, fingerprint or (lambda step: own), console
         )
         restored = self.checkpoints.restore(self.compiled.abstract_state(shapes))
         if restored:
@@ -126,9 +117,12 @@ class Trainer:
             delivery = self.source.next(self.step)
             self.train(delivery)
             self.publish()
-            if self.step % self.config.learner.checkpoint_every == 0 or self.step == steps:
+            due = self.step % self.config.learner.checkpoint_every == 0 or self.step == steps
+            if due:
                 self.checkpoints.save(self.step, self.state, {"probe": self.probe_ids.tolist()})
             delivery.acknowledge()
+            if due:
+                self.source.release(self.checkpoints.oldest)
 
     def train(self, delivery: Delivery) -> None:
         """One update, and its metrics; raises :class:`~learner.errors.BatchError`."""

@@ -283,10 +283,7 @@ class AsyncioBus:
             while (batch := await self.batch(step)) is not None:
                 first = min([first, *(id.step for group in batch.groups for id in group.trajectories)])
                 step += 1
-            record = Horizon(self.run, first)
-            await self._advance(
-                subjects.horizon(self.run), record, f"{self.run}/horizon/{first}", lambda record: record.first
-            )
+            await self.publish_horizon(first)
             await self.retention.purge(first)
         await self.retention.collect(first, before)
 
@@ -294,6 +291,11 @@ class AsyncioBus:
         """The first step whose trajectories the log keeps: 0 unless retention has removed some."""
         found = await self._newest(subjects.horizon(self.run), Horizon)
         return 0 if found is None else found.first
+
+    async def publish_horizon(self, first: int) -> bool:
+        """Log that the trajectories of steps before ``first`` aren't kept; False when it says so already."""
+        record, id = Horizon(self.run, first), f"{self.run}/horizon/{first}"
+        return await self._advance(subjects.horizon(self.run), record, id, lambda record: record.first)
 
     async def publish_origin(self, origin: Origin) -> bool:
         """Log where this run was forked from; False when that is logged already."""

@@ -125,6 +125,10 @@ class Bus:
         """The first step whose trajectories the log keeps: 0 unless retention has removed some (``nats.retain``)."""
         return await self._call(self._core.horizon)
 
+    async def publish_horizon(self, first: int) -> bool:
+        """Log that the trajectories of steps before ``first`` aren't kept. False: it says so already."""
+        return await self._call(self._core.publish_horizon, first)
+
     async def publish_origin(self, origin: Origin) -> bool:
         """Log where this run was forked from. False: that is logged already."""
         return await self._call(self._core.publish_origin, origin)

@@ -9,6 +9,7 @@ Invariant: every failure of the bus is one of these, and its message names the f
       PayloadLimit       the server's `max_payload` is too small: for any run, or for one record
       RunNotFound        no such run on this server, and the caller asked not to create it
       WaitExpired        a policy version or a batch did not come within its bound
+      ForkRefused        the run can't be forked at that step, or not under that name
       ForkUnfinished     the run is a fork whose copy of its parent's log is not whole
       RecordMissing      the log holds no such record
         RecordPurged     not any more: retention removed it
@@ -52,6 +53,10 @@ class RecordMissing(BusError):
 
 
 class RecordPurged(RecordMissing):
+    pass
+
+
+class ForkRefused(BusError):
     pass
 
 

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from protocol.records import Batch, PolicyVersion, Trajectory, TrajectoryId, encode
+from protocol.records import Batch, Origin, PolicyVersion, Trajectory, TrajectoryId, encode
 
 if TYPE_CHECKING:
     from protocol.bus import Bus
 
 FORMAT = 1
 
-Record = Trajectory | Batch | PolicyVersion
+Record = Trajectory | Batch | PolicyVersion | Origin
 
 _LINE = re.compile(rb'\{"kind":"([a-z]+)","sha256":"([0-9a-f]{64})","record":(\{.*\})\}\n')
 _START = "0" * 64
@@ -61,6 +61,7 @@ _KINDS: dict[str, type] = {
     "trajectory": Trajectory,
     "batch": Batch,
     "policy": PolicyVersion,
+    "origin": Origin,
     "end": End,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
@@ -76,6 +77,8 @@ class Log:
     trajectories: dict[TrajectoryId, Trajectory] = field(default_factory=dict)
     policies: dict[int, PolicyVersion] = field(default_factory=dict)
     """By version, ascending."""
+    origin: Origin | None = None
+    """Where the run was forked from."""
 
 
 class LogWriter:
@@ -192,7 +195,7 @@ def verify(paths: Iterable[str | Path]) -> list[Summary]:
     """Check what :func:`read` checks, without holding token arrays; raises :class:`LogError` at the first fault."""
     gathered, out = _Gathered(), []
     for path in files(paths):
-        counts = dict.fromkeys(("trajectory", "batch", "policy"), 0)
+        counts = dict.fromkeys(("trajectory", "batch", "policy", "origin"), 0)
         for number, record in scan(path):
             if isinstance(record, Trajectory):
                 record = msgspec.structs.replace(record, tokens=None)
@@ -207,23 +210,37 @@ def verify(paths: Iterable[str | Path]) -> list[Summary]:
 async def export(bus: Bus, folder: str | Path, first: int | None = None, last: int | None = None) -> list[Path]:
     """Write steps ``first`` to ``last`` of a run (all without bounds) to ``folder``, and return the files.
 
-    One file a step (``step-000012.jsonl``: its trajectories, then its batch) and ``policies.jsonl``. Holds one
-    step in memory.
+    One file a step (``step-000012.jsonl``: its trajectories and those of other steps that its batch names, then its
+    batch) and ``policies.jsonl``. Holds one step in memory. Without ``first``, a log that retention has cut short is
+    exported from where it begins; raises :class:`LogError` when ``first`` lies before that.
     """
     folder = Path(folder)
+    horizon = await bus.horizon()
+    if first is not None and first < horizon:
+        raise LogError(
+            f"run {bus.run}: the trajectories of steps {first} to {horizon - 1} were removed, as nats.retain: "
+            f"checkpoint says: export from step {horizon} on (--first {horizon})"
+        )
     written = []
     for step in await bus.steps():
-        if (first is not None and step < first) or (last is not None and step > last):
+        if step < max(horizon, first or 0) or (last is not None and step > last):
             continue
         path = folder / f"step-{step:06}.jsonl"
         with LogWriter(path, bus.run) as log:
             for trajectory in await bus.trajectories(step):
                 log.write(trajectory)
-            if (batch := await bus.batch(step)) is not None:
+            batch = await bus.batch(step)
+            named = {id for group in batch.groups for id in group.trajectories} if batch else set()
+            # The manifest of a step that trained on what retention has removed stays behind: nobody can replay it.
+            if batch is not None and all(id.step >= horizon for id in named):
+                for trajectory in await bus.fetch(sorted(id for id in named if id.step != step)):
+                    log.write(trajectory)
                 log.write(batch)
         written.append(path)
     path = folder / "policies.jsonl"
     with LogWriter(path, bus.run) as log:
+        if (origin := await bus.origin()) is not None:
+            log.write(origin)
         for version in await bus.policies():
             log.write(version)
     return [*written, path]
@@ -238,6 +255,7 @@ class _Gathered:
         self._batches: dict[int, tuple[Batch, str]] = {}
         self._trajectories: dict[TrajectoryId, Trajectory] = {}
         self._policies: dict[int, PolicyVersion] = {}
+        self._origin: Origin | None = None
 
     def add(self, path: Path, number: int, record: Head | Record) -> None:
         where = f"{path}:{number}"
@@ -257,6 +275,9 @@ class _Gathered:
             case PolicyVersion():
                 kept = self._policies.setdefault(record.version, record)
                 self._agree(where, f"policy version {record.version}", kept, record)
+            case Origin():
+                self._origin = self._origin or record
+                self._agree(where, "the origin of the fork", self._origin, record)
 
     def _agree(self, where: str, what: str, kept: Record, record: Record) -> None:
         if kept != record:
@@ -272,7 +293,7 @@ class _Gathered:
     def log(self) -> Log:
         assert self._run is not None
         batches = {step: batch for step, (batch, _) in sorted(self._batches.items())}
-        return Log(self._run, batches, self._trajectories, dict(sorted(self._policies.items())))
+        return Log(self._run, batches, self._trajectories, dict(sorted(self._policies.items())), self._origin)
 
 
 def _chain(before: str, kind: str, data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""``bin/trajectories``: look at a run's episodes, and take its log to files.
+"""``bin/trajectories``: look at a run's episodes, take its log to files, or fork it.
 
 Reads a run on a NATS server (``--nats URL``, or that of ``--config FILE``) or exported files
 (``--files FILE… or FOLDER``).
@@ -16,12 +16,13 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from protocol import config as configuration
+from protocol import fork as forking
 from protocol import log
 from protocol.bus import connect
 from protocol.cli.failures import exit_on_known_fault, fail
 from protocol.cli.render import listing, passed, transcript
 from protocol.cli.source import open_source
-from protocol.cli.verb import verb
+from protocol.cli.verb import SetOption, verb
 from protocol.config import Nats
 from protocol.records import Batch, Trajectory
 from protocol.subjects import check_run
@@ -115,6 +116,12 @@ def export(
 
 async def _export(run: str, out: Path, first: int | None, last: int | None, nats: Nats) -> list[Path]:
     async with connect(nats, run, create=False) as bus:
+        if first is None and (horizon := await bus.horizon()):
+            console.print(
+                f"The log begins at step {horizon}: what was before it was removed, as nats.retain: checkpoint says.",
+                style="yellow",
+                highlight=False,
+            )
         return await log.export(bus, out, first, last)
 
 
@@ -125,6 +132,40 @@ def verify(files: Annotated[tuple[Path, ...], Parameter(help="Files, or folders 
         for summary in log.verify(files):
             counts = ", ".join(f"{kind}: {count}" for kind, count in summary.counts.items() if count)
             console.print(f"{summary.path}: whole ({counts or 'no records'})", highlight=False, soft_wrap=True)
+
+
+@app.command
+def fork(
+    *,
+    config: Annotated[Path, Parameter(help="The YAML file of the run to fork.")],
+    step: Annotated[int, Parameter(help="The first step of the fork's own: it begins with the weights of this step.")],
+    as_: Annotated[str, Parameter(name="--as", help="The fork's run id.")],
+    set: SetOption = (),
+) -> None:
+    """A new run that begins with another's steps before STEP, and with its weights after them, bit for bit.
+
+    From there it may go on under another configuration. Run again, this completes a fork that was cut short.
+    """
+    with exit_on_known_fault("trajectories"):
+        resolved = configuration.load(config, set)
+        if step < 0:
+            fail("trajectories", f"--step {step}: steps start at 0")
+        made = asyncio.run(forking.fork(resolved, step, _run(as_)))
+        _tell_of_fork(made, config)
+
+
+def _tell_of_fork(made: forking.Fork, config: Path) -> None:
+    origin, start = made.origin, made.checkpoint or 0
+    source = "the base weights" if made.checkpoint is None else f"checkpoint {made.checkpoint}"
+    replay = f", replaying steps {start} to {origin.step - 1}" if start < origin.step else ""
+    console.print(
+        f"run {origin.run} begins with the {origin.step} steps of run {origin.parent} before step {origin.step}; its "
+        f"learner starts from {source}{replay}. Start it as any run, for example\n"
+        f"  bin/learner --config {config} --set run={origin.run}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _nats(url: str | None, config: Path | None) -> Nats:

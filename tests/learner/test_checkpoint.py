@@ -27,7 +27,7 @@ def run(tmp_path_factory):
 
 def checkpoints(folder, fingerprint="f", keep=2):
     out = io.StringIO()
-    return Checkpoints(folder, keep, fingerprint, Console(file=out, width=200)), out
+    return Checkpoints(folder, keep, lambda step: fingerprint, Console(file=out, width=200)), out
 
 
 def filled(folder, states):

@@ -31,11 +31,14 @@ class Source:
     """Batches made by hand; notes what the loop does, in order."""
 
     def __init__(self, events, equal=(), stale=0):
-        self.events, self.equal, self.stale = events, equal, stale
+        self.events, self.equal, self.stale, self.released = events, equal, stale, []
 
     def next(self, step):
         batch, trajectories = make_batch(step, equal=step in self.equal, older=min(step, self.stale))
         return Delivery(batch, trajectories, lambda: self.events.append(("acknowledged", step)))
+
+    def release(self, before):
+        self.released.append(before)
 
 
 def train(folder, steps=4, equal=(), stale=0, **learner):

@@ -41,7 +41,7 @@ def test_what_was_written_is_read(file, records):
     assert log.batches == {3: records[2]}
     assert log.trajectories == {record.id: record for record in records[:2]}
     assert [number for number, _ in scan(file)] == [1, 2, 3, 4]
-    assert verify([file.parent])[0].counts == {"trajectory": 2, "batch": 1, "policy": 0}
+    assert verify([file.parent])[0].counts == {"trajectory": 2, "batch": 1, "policy": 0, "origin": 0}
 
 
 def test_every_line_is_plain_json_with_readable_fields(file):
