@@ -21,7 +21,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from protocol import config as configuration
-from protocol.bus import connect
+from protocol.bus import check, connect
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
 from rollout_engine.actors.control import ServerControl
@@ -87,8 +87,8 @@ async def _dry_run(config: Config, urls: tuple[str, ...]) -> None:
         serve = ["bin/_python", "actor", "-m", "rollout_engine.actors.serve", *flags(config, folder.resolve())]
         command = f"VLLM_SERVER_DEV_MODE=1 {shlex.join(serve)}"
         console.print(f"the server by hand:\n{command}", markup=False, highlight=False, soft_wrap=True)
-    async with connect(config.nats, config.run):
-        console.print("NATS answers" + (f"; so do {', '.join(urls)}" if urls else "; the model's files parse"))
+    await check(config.nats)
+    console.print("NATS answers" + (f"; so do {', '.join(urls)}" if urls else "; the model's files parse"))
 
 
 def _check_model(folder: Path) -> None:

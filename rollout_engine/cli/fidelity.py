@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ import trio
 from rich.console import Console
 
 from protocol import config as configuration
-from protocol.bus import connect
+from protocol.bus import RunNotFound, connect
 from protocol.cli.verb import ConfigOption, SetOption, verb
 from protocol.config import Config
 from protocol.records import Trajectory
@@ -84,10 +85,12 @@ async def _check(config: Config) -> list[str]:
 
 
 async def _episodes(config: Config) -> AsyncIterator[Trajectory]:
-    async with connect(config.nats, config.run) as bus:
-        for step in await bus.steps():
-            for trajectory in await bus.trajectories(step):
-                yield trajectory
+    # A run that was only probed or evaluated has no log.
+    with suppress(RunNotFound):
+        async with connect(config.nats, config.run, create=False) as bus:
+            for step in await bus.steps():
+                for trajectory in await bus.trajectories(step):
+                    yield trajectory
     for file in sorted(config.path.rglob("*.transcripts.jsonl")):
         for trajectory in _transcripts(file):
             yield trajectory

@@ -98,7 +98,7 @@ async def _batches(config: Config, logs: tuple[Path, ...]) -> list[Batch]:
     if logs or exported.exists():
         return list(log.read(logs or [exported]).batches.values())
     try:
-        async with connect(config.nats, config.run) as bus:
+        async with connect(config.nats, config.run, create=False) as bus:
             found = [await bus.batch(step) for step in range(config.learner.steps)]
     except BusError as error:
         console.print(f"[yellow]report:[/] no ledger on the page: {escape(str(error))}")
