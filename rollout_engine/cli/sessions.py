@@ -25,6 +25,7 @@ from rollout_engine.sessions.errors import ServersFileError, SessionError
 from rollout_engine.sessions.host import SessionHost
 from rollout_engine.sessions.limits import MEBIBYTE, HostLimits
 from rollout_engine.sessions.proxy.app import proxy_app
+from rollout_engine.sessions.proxy.reuse import reusing
 from rollout_engine.sessions.proxy.serve import CannotServe, bind, check_pem, serve_app, until_signal
 from rollout_engine.sessions.search.server import SearchUnavailable
 from rollout_engine.sessions.search.service import open_search
@@ -63,6 +64,9 @@ def serve(
         str, Parameter(help="Knowledge search: auto (embedded), off, a Typesense's URL, or a typesense-server's path.")
     ] = "auto",
     search_key: Annotated[str | None, Parameter(help=f"Its API key; {SEARCH_KEY_VARIABLE} by default.")] = None,
+    reuse: Annotated[
+        int, Parameter(help="Keep so many initialized sessions; one asked for with the same configuration is a clone.")
+    ] = 0,
     open: Annotated[int | None, Parameter(help="Most open sessions; further ones are asked to come again.")] = None,
     runnable: Annotated[int | None, Parameter(help="Most sessions in a call at once; 3 a core by default.")] = None,
     memory: Annotated[int | None, Parameter(help="MiB for sessions; four fifths of what is free by default.")] = None,
@@ -84,7 +88,7 @@ def serve(
                 return
             opening_search = partial(open_search, search, key=search_key or os.environ.get(SEARCH_KEY_VARIABLE, ""))
             collecting = gc_minutes if gc_enable else None
-            trio.run(_serve, specs, limits, listener, url, opening_search, ssl_pem, key, collecting)
+            trio.run(_serve, specs, limits, reuse, listener, url, opening_search, ssl_pem, key, collecting)
 
 
 @app.command
@@ -110,8 +114,8 @@ def doctor(
             sys.exit(1)
 
 
-async def _serve(specs, limits, listener, url, opening_search, pem, key, gc_minutes) -> None:
-    async with opening_search() as knowledge, SessionHost(specs, limits) as host:
+async def _serve(specs, limits, reuse, listener, url, opening_search, pem, key, gc_minutes) -> None:
+    async with opening_search() as knowledge, SessionHost(specs, limits) as sessions, reusing(sessions, reuse) as host:
         async with proxy_app(host, key=key, gc_minutes=gc_minutes, ranking=knowledge.ranking) as application:
             console.print(f"{_count(specs)} at {url}: {', '.join(specs)}", markup=False)
             console.print(f"knowledge search: {knowledge.note}; its ranking: {knowledge.ranking}", markup=False)

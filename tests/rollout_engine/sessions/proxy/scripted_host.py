@@ -64,14 +64,38 @@ class Session:
         return {"notes": {"written": self.written}}
 
 
+class Template:
+    def __init__(self, session, clones):
+        self.reason = "" if clones else "it holds a thread"
+        self.session = session
+        self.dead = False
+
+    @asynccontextmanager
+    async def clone(self, seed=0):
+        if self.dead:
+            raise SessionDied("server notes ended by itself", server="notes")
+        host = self.session.host
+        host.cloned.append(seed)
+        try:
+            yield Session(host, {"notes": {"written": self.session.written}}, None)
+        finally:
+            host.cloned.remove(seed)
+
+
 class Host:
-    """``room`` sessions at most; ``opened``, ``closed`` and ``calls`` as they happened."""
+    """``room`` sessions at most; ``opened``, ``closed``, ``cloned`` and ``calls`` as they happened."""
 
     servers = {"notes": None}
 
-    def __init__(self, room=10):
-        self.room = room
-        self.opened, self.closed, self.calls = [], [], []
+    def __init__(self, room=10, clones=True):
+        self.room, self.clones = room, clones
+        self.opened, self.closed, self.calls, self.cloned, self.templates = [], [], [], [], []
+
+    @asynccontextmanager
+    async def template(self, configs, seed=0, tools=None):
+        async with self.open(configs, seed, tools) as session:
+            self.templates.append(Template(session, self.clones))
+            yield self.templates[-1]
 
     @asynccontextmanager
     async def open(self, configs, seed=0, tools=None, session_id=None):

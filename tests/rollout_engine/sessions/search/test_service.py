@@ -7,6 +7,7 @@ from functools import partial
 import httpx
 import pytest
 import trio
+import trio.testing
 
 from rollout_engine.sessions.search import service
 from rollout_engine.sessions.search.http import Request, serve_connection
