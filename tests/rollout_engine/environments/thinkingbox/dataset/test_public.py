@@ -26,13 +26,13 @@ def bench(public):
     return str(public / "releases/thinkingbox_bench_v1/testlist_thinkingbox_bench_v1.yaml")
 
 
-def dump(public, tmp_path, *what):
+def dump(dataset, tmp_path, *what):
     """What the public tool writes, by uid."""
     if not os.environ.get("ENDSTATE_THINKINGBOX"):
         pytest.skip("ENDSTATE_THINKINGBOX names no checkout")
     out = tmp_path / "dump.jsonl"
     tool = "from thinkingbox.cli.dump_tests import dump_tests; dump_tests()"
-    command = [PYTHON, "-c", tool, "-d", public / "dataset", "-a", "think", *what, "-o", out]
+    command = [PYTHON, "-c", tool, "-d", dataset, "-a", "think", *what, "-o", out]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     return {json.loads(line)["uid"]: line for line in out.read_bytes().splitlines()}
 
@@ -51,17 +51,18 @@ def test_the_benchmark_is_hydrated_in_two_seconds(public):
 
 
 def test_every_benchmark_case_equals_the_public_tools(public, tmp_path):
-    theirs = dump(public, tmp_path, "--test-list", bench(public))
+    theirs = dump(public / "dataset", tmp_path, "--test-list", bench(public))
     cases = load_dataset(public / "dataset").hydrate([bench(public)], agent="think")
     assert [case.uid for case in cases] == list(theirs)
     assert [case.uid for case in cases if hydrated_line(case) != theirs[case.uid]] == []
 
 
-def test_every_other_case_equals_the_public_tools_but_for_what_it_drops(public, tmp_path):
-    tests = public / "dataset/test_case"
-    theirs = dump(public, tmp_path, "-i", tests)
-    ours = {case.uid: case for case in load_dataset(public / "dataset").hydrate([str(tests)], agent="think")}
-    assert set(ours) == set(theirs) and len(ours) >= 547
+@pytest.mark.parametrize(("checkout", "least"), [("ENDSTATE_THINKINGBOX_DATA", 547), ("ENDSTATE_THINKINGBOX", 9)])
+def test_every_case_of_a_folder_equals_the_public_tools_but_for_what_it_drops(checkout, least, tmp_path):
+    dataset = Path(os.environ.get(checkout, "")) / "dataset"
+    theirs = dump(dataset, tmp_path, "-i", dataset / "test_case")
+    ours = {case.uid: case for case in load_dataset(dataset).hydrate(agent="think")}
+    assert set(ours) == set(theirs) and len(ours) >= least
     for uid, case in ours.items():
         mine, their = json.loads(hydrated_line(case)), json.loads(theirs[uid])
         for tree in (mine, their):
