@@ -14,13 +14,13 @@ import msgspec
 
 from rollout_engine.environments.thinkingbox.dataset.case import DEFAULT_USER_TURNS, Agent, Case, Fixture, Scenario
 from rollout_engine.environments.thinkingbox.dataset.documents import Document, read_document
+from rollout_engine.environments.thinkingbox.dataset.entries import TestEntry, Written, load_tests
 from rollout_engine.environments.thinkingbox.dataset.errors import DatasetError, nearest
 from rollout_engine.environments.thinkingbox.dataset.fixtures import check_parameters, conftest_fixtures, read_fixtures
 from rollout_engine.environments.thinkingbox.dataset.history import Histories, read_reference
 from rollout_engine.environments.thinkingbox.dataset.schema import UNREAD_BY_ANY_RUNNER, AgentFile, ScenarioFile
 from rollout_engine.environments.thinkingbox.dataset.selection import select
 from rollout_engine.environments.thinkingbox.dataset.tags import Tags, Taxonomy, has_tags, merge_tags, read_tags
-from rollout_engine.environments.thinkingbox.dataset.test_file import TestEntry, Written, load_tests
 
 
 class Dataset:
