@@ -18,6 +18,12 @@ from rollout_engine.tokens.template import ChatTemplate
 Script = Sequence[Say | ToolCall]
 
 
+def oracle_scripts(tasks: Iterable[AnyTask]) -> dict[str, Script]:
+    """Each task's own solution, by its id; raises :class:`~rollout_engine.errors.ConfigurationError` for a task that
+    tells none."""
+    return {task.id: task.script for task in tasks}
+
+
 class ScriptedPolicy:
     """Plays ``script_of(task id)`` turn by turn; each episode is told apart by its sticky key."""
 
@@ -30,11 +36,6 @@ class ScriptedPolicy:
     @classmethod
     def of_scripts(cls, template: ChatTemplate, scripts: Mapping[str, Script], version: int = 0) -> ScriptedPolicy:
         return cls(template, scripts.__getitem__, version)
-
-    @classmethod
-    def oracle(cls, template: ChatTemplate, tasks: Iterable[AnyTask], version: int = 0) -> ScriptedPolicy:
-        """Plays each task's own solution; raises :class:`ConfigurationError` for one that tells none."""
-        return cls.of_scripts(template, {task.id: task.script for task in tasks}, version)
 
     async def require(self, version: int) -> None:
         """From now on be policy version ``version``."""

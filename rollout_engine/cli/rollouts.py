@@ -18,6 +18,7 @@ from protocol.bus import connect
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
 from rollout_engine.actors.pool import ActorPool
+from rollout_engine.actors.slots import Slots
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.cli.options import split_urls
 from rollout_engine.cli.progress import StepDisplay
@@ -55,8 +56,13 @@ async def _run(config: Config, urls: Sequence[str]) -> None:
         ActorPool.on_bus(bus, config, urls) as policy,
         open_setup(config, policy) as setup,
     ):
+        slots = Slots(config.rollout)
         with StepDisplay(config, console) as display:
-            await Engine(config, pool, setup, bus, display, policy.require, probed_counts(config)).run()
+            engine = Engine(config, pool, setup, bus, display, policy.require, probed_counts(config), slots)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(slots.follow, policy, bus, config.actor.health_every)
+                await engine.run()
+                nursery.cancel_scope.cancel()
     console.print(f"[green]run {config.run}: all {config.learner.steps} steps are on the log[/]")
 
 
@@ -64,7 +70,7 @@ async def _dry_run(config: Config, urls: Sequence[str]) -> None:
     print_configuration(config, console)
     pool = load_pool(config)
     load_template(config)
-    async with connect(config.nats, config.run) as bus, ActorPool.on_bus(bus, config, urls):
+    async with connect(config.nats, config.run, create=False) as bus, ActorPool.on_bus(bus, config, urls):
         console.print(f"pool: {len(pool)} tasks; NATS and the actors answer")
 
 
