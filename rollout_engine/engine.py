@@ -25,7 +25,7 @@ from protocol.config import Config
 from protocol.records import Batch, GroupRecord, Trajectory, TrajectoryId
 from rollout_engine.actors.policy import Policy, Sampling
 from rollout_engine.actors.pool import ActorPool
-from rollout_engine.actors.scripted import ScriptedPolicy
+from rollout_engine.actors.scripted import Script, ScriptedPolicy
 from rollout_engine.batch import BatchState
 from rollout_engine.circuit import OutageStatus
 from rollout_engine.clock import StepClock
@@ -61,6 +61,8 @@ class Engine:
     """What the probe counted of each task: (clean attempts, passes)."""
     limiter: AbstractAsyncContextManager[None] | None = None
     """Lets as many episodes run at once as may; by default ``rollout.concurrency``."""
+    play: Callable[[EpisodeSetup, Task, TrajectoryId, int], Awaitable[Trajectory]] = run_episode
+    """Runs one episode; a simulation brings its own."""
 
     def __post_init__(self) -> None:
         self._limiter = self.limiter or trio.CapacityLimiter(self.config.rollout.concurrency)
@@ -148,7 +150,7 @@ class Engine:
         rollout = self.config.rollout
 
         def chance(task: Task) -> float:
-            return beliefs.posterior(task.id, step).mixed(rollout.group_size)
+            return beliefs.mixed(task.id, step, rollout.group_size)
 
         return Schedule(self.pool, self.config.sampling, self.config.seed, step, rollout.groups, chance)
 
@@ -189,7 +191,7 @@ class Engine:
 
     def _plan(self, step: int, journal: Journal) -> GroupPlan:
         async def episode(task: Task, id: TrajectoryId) -> Trajectory:
-            trajectory = await run_episode(self.setup, task, id, step)
+            trajectory = await self.play(self.setup, task, id, step)
             if not await self.bus.publish_trajectory(trajectory):
                 # Another engine, or this one before a lost acknowledgement, was first: what the log holds counts.
                 trajectory = (await self._logged(step))[id.group][id.sample]
@@ -251,12 +253,13 @@ async def open_setup(config: Config, policy: Policy, samples: int | None = None)
 
 @asynccontextmanager
 async def open_runner(
-    config: Config, players: Sequence[str] | Sequence[AnyTask], version: int = 0, samples: int = 1
+    config: Config, players: Sequence[str] | Mapping[str, Script], version: int = 0, samples: int = 1
 ) -> AsyncIterator[Callable]:
     """A function that runs single attempts outside training, for probing and evaluation.
 
     ``await runner(task, attempt, retry, scope=…)`` returns a graded trajectory or raises an EpisodeSystemError.
-    ``players``: the actors by their URLs, or tasks, which the oracle plays. Whatever plays is labelled ``version``.
+    ``players``: the actors by their URLs, or what is said and done in each task, by its id. Whatever plays is labelled
+    ``version``.
     """
     async with open_player(config, players, version) as policy, open_setup(config, policy, samples) as setup:
 
@@ -269,15 +272,14 @@ async def open_runner(
 
 @asynccontextmanager
 async def open_player(
-    config: Config, players: Sequence[str] | Sequence[AnyTask], version: int
+    config: Config, players: Sequence[str] | Mapping[str, Script], version: int
 ) -> AsyncIterator[Policy]:
     """The policy of ``players``; see :func:`open_runner`."""
-    urls = [player for player in players if isinstance(player, str)]
-    if urls or not players:
-        async with ActorPool.attached(urls, config, version=version) as policy:
-            yield policy
+    if isinstance(players, Mapping):
+        yield ScriptedPolicy.of_scripts(load_template(config), players, version)
     else:
-        yield ScriptedPolicy.oracle(load_template(config), players, version)
+        async with ActorPool.attached(players, config, version=version) as policy:
+            yield policy
 
 
 def model_folder(config: Config) -> Path:

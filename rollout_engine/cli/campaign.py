@@ -5,7 +5,7 @@ Invariant: running a finished campaign again opens no actor and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from protocol.config import Config
+from rollout_engine.actors.scripted import Script, oracle_scripts
 from rollout_engine.cli.options import Player, split_urls
 from rollout_engine.engine import open_runner
 from rollout_engine.environments.environment import AnyTask
@@ -27,12 +28,16 @@ _LINES = 20
 """A campaign's lines of progress where no bar can be drawn."""
 
 
-def players(policy: Player, actors: Sequence[str], config: Config, tasks: Sequence[AnyTask]) -> Sequence[str | AnyTask]:
-    """Who plays ``tasks``: the actors by their URLs, or the oracle, which knows each task's own solution."""
+Players = Sequence[str] | Mapping[str, Script]
+"""Who plays: actors by their URLs, or scripts by task id."""
+
+
+def players(policy: Player, actors: Sequence[str], config: Config, tasks: Sequence[AnyTask]) -> Players:
+    """Who plays ``tasks``: the actors, or the oracle, which knows each task's own solution."""
     if policy == "oracle":
         if actors:
             raise ConfigurationError("--policy oracle plays the tasks' own solutions: leave --actors out")
-        return tasks
+        return oracle_scripts(tasks)
     return actor_urls(actors, config)
 
 
@@ -52,7 +57,7 @@ async def run_campaign(
     attempts: int,
     path: Path,
     policy: PolicyStamp,
-    who: Sequence[str | AnyTask],
+    who: Players,
     scope: str,
     console: Console,
 ) -> list[AttemptRow]:
@@ -97,7 +102,7 @@ async def check_campaign(
     attempts: int,
     path: Path,
     policy: PolicyStamp,
-    who: Sequence[str | AnyTask],
+    who: Players,
     scope: str,
     console: Console,
 ) -> None:

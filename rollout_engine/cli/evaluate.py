@@ -6,7 +6,6 @@ verdict.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from rich.console import Console
 from protocol import config as configuration
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
-from rollout_engine.cli.campaign import check_campaign, players, run_campaign, stamp
+from rollout_engine.cli.campaign import Players, check_campaign, players, run_campaign, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.cli.options import ActorsOption, PolicyOption, RepeatOption, TasksOption, WeightsOption
 from rollout_engine.environments.environment import AnyTask
@@ -66,7 +65,7 @@ async def _evaluate(
     attempts: int,
     path: Path,
     policy: PolicyStamp,
-    who: Sequence[str | AnyTask],
+    who: Players,
     dry_run: bool,
 ) -> None:
     if dry_run:

@@ -6,7 +6,6 @@ A rerun runs what is missing or failed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Annotated
 
 import trio
@@ -17,7 +16,7 @@ from rich.markup import escape
 from protocol import config as configuration
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
-from rollout_engine.cli.campaign import check_campaign, players, run_campaign, stamp
+from rollout_engine.cli.campaign import Players, check_campaign, players, run_campaign, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.cli.options import ActorsOption, PolicyOption, WeightsOption
 from rollout_engine.curation.candidates import training_candidates
@@ -52,9 +51,7 @@ def probe(
         trio.run(_probe, resolved, tasks, who, stamp(label, 0, weights), dry_run)
 
 
-async def _probe(
-    config: Config, tasks: list[AnyTask], who: Sequence[str | AnyTask], policy: PolicyStamp, dry_run: bool
-) -> None:
+async def _probe(config: Config, tasks: list[AnyTask], who: Players, policy: PolicyStamp, dry_run: bool) -> None:
     path = probe_file(config)
     campaign = check_campaign if dry_run else run_campaign
     rows = await campaign(config, tasks, config.curation.attempts, path, policy, who, "probe", console)

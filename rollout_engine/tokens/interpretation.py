@@ -42,6 +42,8 @@ Calls
 12. Unknown tool, unknown or repeated parameter, missing required parameter, a value that its schema
     refuses: that call alone is refused. A parameter that the schema doesn't list is unknown unless
     ``additionalProperties`` is there and isn't false.
+    Where the server of the tools checks arguments itself, it is the judge of all these but an unknown tool and a
+    repeated parameter: a value that its schema refuses goes to it as rule 17 reads a value without a type.
 13. JSON form: exactly the keys ``name`` and ``arguments``; values are taken as they are and checked, never converted.
 
 Values
@@ -73,6 +75,7 @@ from protocol.records import ToolCall
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.tokens.calls import TAG, WrittenCall, find_calls
 from rollout_engine.tokens.reasoning import has_open_call, split_reasoning
+from rollout_engine.tokens.schema import Schema
 from rollout_engine.tokens.toolset import Tool, ToolSet, prepare
 from rollout_engine.tokens.values import ValueRefused, read_value
 from rollout_engine.tokens.writing import render_call, render_turn
@@ -82,6 +85,7 @@ __all__ = ["Interpretation", "interpret", "render_call", "render_turn"]
 _MARKERS = ("<|im_end|>", "<|endoftext|>")
 _REFUSED = "no call of this turn was run; a value that holds tags needs the JSON form of a call"
 _SHOWN = 40
+_ANY = Schema()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,9 @@ def _typed(call: WrittenCall, toolset: ToolSet) -> ToolCall:
     if tool is None:
         return ToolCall(call.name, error=_unknown("tool", call.name, toolset.tools))
     try:
+        if toolset.server_checks:
+            arguments = call.body if call.body is not None else _read_loosely(call.parameters, tool)
+            return ToolCall(call.name, arguments=arguments)
         arguments = call.body if call.body is not None else _read_parameters(call.parameters, tool)
         return ToolCall(call.name, arguments=_checked(arguments, tool))
     except ValueRefused as refused:
@@ -147,6 +154,19 @@ def _read_parameters(parameters: list[tuple[str, str]], tool: Tool) -> dict[str,
             arguments[name] = read_value(raw, schema)
         except ValueRefused as refused:
             raise ValueRefused(f"parameter {name[:_SHOWN]!r}: {refused}") from None
+    return arguments
+
+
+def _read_loosely(parameters: list[tuple[str, str]], tool: Tool) -> dict[str, Any]:
+    """Values as their schemas type them, and as they read without a type where a schema is missing or refuses."""
+    arguments: dict[str, Any] = {}
+    for name, raw in parameters:
+        if name in arguments:
+            raise ValueRefused(f"parameter {name[:_SHOWN]!r} is given twice")
+        try:
+            arguments[name] = read_value(raw, tool.properties.get(name) or tool.extra or _ANY)
+        except ValueRefused:
+            arguments[name] = read_value(raw, _ANY)
     return arguments
 
 

@@ -39,14 +39,18 @@ class Tool:
 
 
 class ToolSet:
-    """``tools`` by name; ``listed`` as a chat template takes them; ``text``: their JSON."""
+    """``tools`` by name; ``listed`` as a chat template takes them; ``text``: their JSON. ``server_checks``: whoever
+    carries out the calls checks their arguments, and may take more than the schemas say."""
 
-    __slots__ = ("listed", "text", "tools")
+    __slots__ = ("listed", "server_checks", "text", "tools")
 
-    def __init__(self, tools: Mapping[str, Tool], listed: list[dict[str, Any]] | None, text: str) -> None:
+    def __init__(
+        self, tools: Mapping[str, Tool], listed: list[dict[str, Any]] | None, text: str, server_checks: bool = False
+    ) -> None:
         self.tools = tools
         self.listed = listed
         self.text = text
+        self.server_checks = server_checks
 
 
 def _properties(compiler: Compiler, parts: list[Mapping[str, Any]]) -> dict[str, Schema]:
@@ -59,6 +63,12 @@ def _properties(compiler: Compiler, parts: list[Mapping[str, Any]]) -> dict[str,
 
 
 _prepared: OrderedDict[bytes, ToolSet] = OrderedDict()
+
+
+def checked_by_server(tools: Sequence[Mapping[str, Any]]) -> ToolSet:
+    """As :func:`prepare`, for tools whose server checks the arguments of each call itself."""
+    prepared = prepare(tools)
+    return ToolSet(prepared.tools, prepared.listed, prepared.text, server_checks=True)
 
 
 def prepare(tools: Sequence[Mapping[str, Any]] | ToolSet) -> ToolSet:

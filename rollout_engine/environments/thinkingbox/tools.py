@@ -16,6 +16,7 @@ from rollout_engine.environments.environment import Answer
 from rollout_engine.environments.thinkingbox.dataset import Case, ToolOverride
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.sessions.results import CallResult, ToolSpec
+from rollout_engine.tokens.toolset import ToolSet, checked_by_server
 
 FAILED_DIRECT = "Error in function execution"
 """What the agent reads where a direct response can't be made of the tool's answer."""
@@ -23,10 +24,10 @@ FAILED_DIRECT = "Error in function execution"
 
 @dataclass(frozen=True)
 class Toolbox:
-    """``listed``: for the agent's prompt; ``ending``: tools whose call ends the conversation; ``direct``: format
+    """``listed``: for the agent; ``ending``: tools whose call ends the conversation; ``direct``: format
     strings, by tool, of what is said to the user after a call; ``builtin``: tools that no server answers."""
 
-    listed: list[dict[str, Any]]
+    listed: ToolSet
     ending: frozenset[str]
     direct: Mapping[str, str]
     builtin: frozenset[str]
@@ -64,7 +65,7 @@ def toolbox(case: Case, served: Sequence[ToolSpec]) -> Toolbox:
     builtin = frozenset(tool.name for tool in case.builtin_tools)
     if clash := builtin & overrides.keys():
         raise ConfigurationError(f"agent {case.agent.name} and scenario {case.scenario.name} both have {min(clash)!r}")
-    return Toolbox(listed, frozenset(ending), direct, builtin)
+    return Toolbox(checked_by_server(listed), frozenset(ending), direct, builtin)
 
 
 def _changed(tool: ToolSpec, override: ToolOverride) -> dict[str, Any]:

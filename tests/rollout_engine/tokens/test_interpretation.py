@@ -11,6 +11,7 @@ import pytest
 from protocol.records import ToolCall
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.tokens.interpretation import interpret, main
+from rollout_engine.tokens.toolset import checked_by_server
 
 TOOLS = [
     {
@@ -420,3 +421,39 @@ def test_the_command_refuses_bad_input(tmp_path, monkeypatch, capsys, tools, tex
 def test_tools_that_cannot_be_used_are_refused(tools, why):
     with pytest.raises(ConfigurationError, match=why.replace("$", r"\$").replace("(", r"\(")):
         interpret("", tools)
+
+
+LENIENT = checked_by_server(
+    [
+        {
+            "name": "pay",
+            "description": "d",
+            "parameters": {
+                "type": "object",
+                "properties": {"amount": {"type": "number"}, "note": {"type": "string"}, "kind": {"enum": ["a"]}},
+                "required": ["amount"],
+            },
+        }
+    ]
+)
+
+
+def test_where_the_server_checks_arguments_it_is_the_judge_of_them():
+    def read(text):
+        [call] = interpret(text, LENIENT).calls
+        return call.arguments, call.error
+
+    def parameters(**values):
+        body = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
+        return f"<tool_call>\n<function=pay>\n{body}</function>\n</tool_call>"
+
+    assert read(parameters(amount="61.25", note="5", kind="b", other="[1]")) == (
+        {"amount": 61.25, "note": "5", "kind": "b", "other": [1]}, None,
+    )  # fmt: skip
+    assert read(parameters(amount="a lot")) == ({"amount": "a lot"}, None)
+    assert read(parameters()) == ({}, None)
+    body = {"amount": "61.25", "$filter": None}
+    assert read(f"<tool_call>{json.dumps({'name': 'pay', 'arguments': body})}</tool_call>") == (body, None)
+    assert read("<tool_call>\n<function=play>\n</function>\n</tool_call>")[1] == "no tool 'play'; did you mean 'pay'?"
+    twice = parameters(note="x").replace("</function>", "<parameter=note>\ny\n</parameter>\n</function>")
+    assert read(twice)[1] == "parameter 'note' is given twice"
