@@ -1,7 +1,7 @@
 """Places for episodes, as many as the actors bear.
 
-Invariant: ``async with slots`` around an episode; one enters only while fewer run than the bound allows. A bound that falls
-lets those that run end.
+Invariant: ``async with slots`` around an episode; one enters only while fewer run than the bound allows. Under a bound
+that has fallen, those that run go on.
 """
 
 from __future__ import annotations
