@@ -52,3 +52,14 @@ def test_the_histogram_is_of_the_whole_pool_hardest_first():
         "nearly_always_solved",
     ]
     assert sum(histogram.values()) == 4 and histogram["nearly_always_solved"] == histogram["rarely_solved"] == 1
+
+
+def test_predictions_are_held_against_what_came_out_before_the_posterior_learns_of_it():
+    """A task that failed 8 times is given a chance of 0.29 to come out mixed; of such tasks none ever did."""
+    probed = {f"t{i}": (8, 0) for i in range(20)} | {"other": (8, 0)}
+    beliefs = TaskBeliefs(probed, forgetting=0.0)
+    before = beliefs.mixed("other", 0, 8)
+    assert before == beliefs.posterior("other", 0).mixed(8) == pytest.approx(0.2873, abs=1e-4)
+    beliefs.observe(batch(0, *((f"t{i}", [0.0] * 8) for i in range(20))))
+    assert beliefs.mixed("other", 1, 8) == pytest.approx(before / (20 * before + 1))
+    assert beliefs.posterior("other", 1) == Posterior(0.5, 8.5)
