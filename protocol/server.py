@@ -3,6 +3,9 @@
 Invariant: while a :class:`NatsServer` is entered, a server answers at its URL with that folder's log. One that
 dies is started again on the same folder; one left behind by a killed parent is ended before a new one starts;
 one that another live process supervises is shared, not fought over.
+
+It refuses records before its disk is full (a server that met a full disk answers no publish any more, room or not),
+and is started again once there is room, because it learns of its limit only then. Publishers wait for that.
 """
 
 from __future__ import annotations
@@ -28,6 +31,10 @@ START_TIMEOUT = 20.0
 STOP_TIMEOUT = 10.0
 _MAX_FAILURES = 3
 """Restarts in a row without an answer before a server is given up."""
+_LOOK = 1.0
+"""Seconds between looks at the disk."""
+_RESERVE = 256 * 2**20
+"""Bytes of the disk, or a twentieth of it where that is less, that the log never takes."""
 
 
 class ServerError(Exception):
@@ -53,7 +60,7 @@ class NatsServer:
     """Start on entering (or :meth:`start`), stop on leaving (or :meth:`stop`).
 
     ``folder`` holds ``nats.conf``, ``nats.log`` and ``jetstream/``. ``owned`` is False while the server is
-    another process's.
+    another process's. ``max_file_store``: bound on the log in bytes; by default what the disk has, but for a reserve.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class NatsServer:
         max_payload: int | None = None,
         jetstream: bool = True,
         restart: bool = True,
+        max_file_store: int | None = None,
     ):
         parsed = urlparse(url)
         self.url = url
@@ -75,6 +83,7 @@ class NatsServer:
         """Set when the server died and could not be started again."""
         self._max_payload = max_payload
         self._jetstream = jetstream
+        self._max_file_store = max_file_store
         self._restart = restart
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: threading.Thread | None = None
@@ -103,7 +112,7 @@ class NatsServer:
             return
         try:
             self._end_orphan()
-            (self.folder / "nats.conf").write_text(self._configuration())
+            self._configure()
             self._spawn()
             self._await_answer(self._process)
         except BaseException:
@@ -153,10 +162,10 @@ class NatsServer:
     def _watch(self) -> None:
         failures = 0
         while True:
-            assert self._process is not None
-            self._process.wait()
+            self._await_end()
             if self._stopping.is_set():
                 return
+            self._configure()
             self._spawn()
             try:
                 self._await_answer(self._process)
@@ -169,6 +178,29 @@ class NatsServer:
             else:
                 failures = 0
                 self.restarts += 1
+
+    def _await_end(self) -> None:
+        """Return when the server has ended. One that has met a full disk is ended as soon as there is room."""
+        assert self._process is not None
+        full = False
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LOOK)
+                return
+            if self._stopping.is_set():
+                continue
+            free, reserve = self._room()
+            full = full or free < 1.25 * reserve
+            if full and free > 2 * reserve:
+                self._end_process()
+
+    def _room(self) -> tuple[int, int]:
+        """(bytes free on the disk, bytes of it that the log never takes)."""
+        usage = shutil.disk_usage(self.folder)
+        return usage.free, min(_RESERVE, usage.total // 20)
+
+    def _configure(self) -> None:
+        (self.folder / "nats.conf").write_text(self._configuration())
 
     def _spawn(self) -> None:
         with (self.folder / "nats.log").open("ab") as log:
@@ -235,10 +267,20 @@ class NatsServer:
             f"listen: {json.dumps(f'{self.host}:{self.port}')}",
         ]
         if self._jetstream:
-            lines.append(f"jetstream {{ store_dir: {json.dumps(str(self.folder / 'jetstream'))} }}")
+            store = self.folder / "jetstream"
+            lines.append(f"jetstream {{ store_dir: {json.dumps(str(store))}, max_file_store: {self._limit(store)} }}")
         if self._max_payload is not None:
             lines.append(f"max_payload: {self._max_payload}")
         return "\n".join(lines) + "\n"
+
+    def _limit(self, store: Path) -> int:
+        """Bytes that the log may take. What the server would choose itself, three quarters of what is free, shrinks
+        with every start until it is less than the log has taken already."""
+        if self._max_file_store is not None:
+            return self._max_file_store
+        free, reserve = self._room()
+        taken = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
+        return max(taken + free - reserve, 1)
 
     def _await_answer(self, process: subprocess.Popen[bytes] | None) -> None:
         deadline = time.monotonic() + START_TIMEOUT

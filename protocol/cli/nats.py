@@ -69,7 +69,7 @@ def _serve(server: NatsServer) -> None:
                 server.start()
             if server.restarts > restarts:
                 restarts = server.restarts
-                console.print("nats-server died and was started again")
+                console.print("nats-server had died, or its disk had been full: it was started again")
 
 
 if __name__ == "__main__":

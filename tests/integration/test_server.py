@@ -108,9 +108,9 @@ def test_a_port_that_another_server_holds(tmp_path):
             NatsServer(tmp_path / "other", url).start()
 
 
-def test_a_server_that_can_not_come_back_is_given_up(tmp_path):
+def test_a_server_that_can_not_come_back_is_given_up(tmp_path, monkeypatch):
     with NatsServer(tmp_path, _url()) as server:
-        (tmp_path / "nats.conf").write_text("no such setting: true\n")
+        monkeypatch.setattr(server, "_configuration", lambda: "no such setting: true\n")
         server.kill()
         assert _until(lambda: server.failure is not None)
         assert "ended at once" in str(server.failure)
