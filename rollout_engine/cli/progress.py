@@ -94,7 +94,9 @@ class StepDisplay:
     def outage(self, outages: Sequence[OutageStatus]) -> None:
         before = {outage.kind: outage.paused for outage in self._outages}
         for outage in outages:
-            if before.pop(outage.kind, None) != outage.paused:
+            # Where no bar can be drawn, a line a failed probe says that the run still lives.
+            probed = outage.next_probe > 0 and not self._console.is_terminal
+            if before.pop(outage.kind, None) != outage.paused or probed:
                 self._say(f"step {self._number:>3}  [yellow]outage[/] " + describe(outage))
         for kind in before:
             self._say(f"step {self._number:>3}  [green]outage of {kind} is over[/]: all episodes resume")

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from protocol.config import Outage, Retries, Retry, TaskSampling
-from protocol.records import Ledger, Verdict
+from protocol.records import Ledger
 from rollout_engine.actors.policy import Sampling
 from rollout_engine.actors.scripted import ScriptedPolicy
 from rollout_engine.engine import Engine, load_template
@@ -18,63 +18,11 @@ from rollout_engine.episode import EpisodeSetup
 from rollout_engine.errors import ActorError, ConfigurationError, RunStopped
 from rollout_engine.schedule import task_for
 from rollout_engine.users import scripted_user
+from tests.rollout_engine.memory import Killed, MemoryLog
 
 TASKS = load_tasks(("travel", "retail"), "train", 40, 0)
 BY_ID = {task.id: task for task in TASKS}
 GROUPS, SIZE, BOUND = 3, 4, 6
-
-
-class MemoryLog:
-    """What the engine asks of a bus. A (step, group, sample) is logged once, as on the real one."""
-
-    def __init__(self):
-        self.logged, self.records, self.batches, self.events, self.waited = {}, [], {}, [], []
-        self.stop_after = None
-        self.lost_acknowledgements = set()
-
-    async def trajectories(self, step, arrays=True):
-        return [t for (s, _, _), t in sorted(self.logged.items()) if s == step]
-
-    async def publish_trajectory(self, trajectory):
-        id = trajectory.id
-        place = (id.step, id.group, id.sample)
-        if place in self.lost_acknowledgements:
-            # Another engine's sample got there first, with its own attempt number and reward.
-            first = replace_id(trajectory, attempt=7)
-            self.logged.setdefault(place, msgspec.structs.replace(first, verdict=Verdict(0.0, ("the first",))))
-        if place in self.logged:
-            return False
-        if len(self.logged) == self.stop_after:
-            raise Killed
-        self.logged[place] = trajectory
-        return True
-
-    async def publish_attempts(self, record):
-        self.records.append(record)
-
-    async def attempts(self, step):
-        return [record for record in self.records if record.step == step]
-
-    async def batch(self, step):
-        return self.batches.get(step)
-
-    async def publish_batch(self, batch):
-        self.batches[batch.step] = batch
-        return True
-
-    async def wait_policy(self, version):
-        self.waited.append(version)
-
-    async def emit(self, kind, data):
-        self.events.append((kind, data))
-
-
-class Killed(Exception):
-    """Stands for kill -9."""
-
-
-def replace_id(trajectory, **fields):
-    return msgspec.structs.replace(trajectory, id=msgspec.structs.replace(trajectory.id, **fields))
 
 
 class Progress:
