@@ -34,7 +34,11 @@ class LedgerRow(msgspec.Struct, frozen=True):
 
     step: int
     outcome: str
+    bound: str
+    """What cut a short batch short."""
+    waves: int
     started: int
+    carried: int
     trained: int
     zero_variance: int
     surplus: int
@@ -73,7 +77,10 @@ def ledger_rows(batches: Sequence[Batch]) -> list[LedgerRow]:
             LedgerRow(
                 batch.step,
                 batch.outcome,
+                batch.bound,
+                batch.waves,
                 ledger.started,
+                ledger.carried,
                 ledger.trained,
                 ledger.zero_variance,
                 ledger.surplus,
