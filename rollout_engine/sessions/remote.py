@@ -27,6 +27,12 @@ from rollout_engine.sessions.limits import HostLimits
 from rollout_engine.sessions.results import CallResult, Mode, ToolSpec, Usage, call_result
 from rollout_engine.sessions.servers import ServerSpec
 
+LOST = (-32000, -32001)
+"""Codes of errors that the SDK makes itself: the connection closed, no answer."""
+FAILED = "Server returned an error response"
+"""What the SDK says of an HTTP status that is an error."""
+ESCAPED = 8
+"""A text as JSON in an event may take so many times its size."""
 ELSEWHERE = "its state is on another machine"
 
 
@@ -118,7 +124,7 @@ class RemoteLink:
                 self._pending.done.set()
 
     async def call(self, tool: str, arguments: Mapping[str, Any], timeout: float) -> CallResult:
-        if self._ended.is_set():
+        if self._fault is not None or self._ended.is_set():
             raise SessionClosed(f"this session ended before: {self._fault or 'closed'}", server=self.server)
         request = _Request(tool, arguments)
         try:
@@ -182,7 +188,7 @@ async def connect(spec: ServerSpec, limits: HostLimits) -> AsyncIterator[Any]:
     else:
         timeout = httpx2.Timeout(spec.timeout, read=max(spec.timeout, limits.call_timeout))
         async with httpx2.AsyncClient(headers=headers, timeout=timeout) as http:
-            options = {"http_client": http, "max_sse_event_size": limits.result_bytes}
+            options = {"http_client": http, "max_sse_event_size": ESCAPED * limits.result_bytes}
             async with streamable_http_client(spec.endpoint, **options) as streams:
                 async with ClientSession(*streams[:2]) as client:
                     await client.initialize()
@@ -207,6 +213,8 @@ async def _call(client: Any, request: _Request) -> CallResult:
     try:
         answer = await client.call_tool(request.tool, dict(request.arguments))
     except MCPError as error:
+        if error.error.code in LOST or error.error.message == FAILED:
+            raise
         # The server declined this call and lives: the caller's doing, as with a tool's own error.
         return CallResult(str(error), [{"type": "text", "text": str(error)}], is_error=True)
     return call_result(answer.model_dump(by_alias=True, mode="json", exclude_none=True))
