@@ -171,6 +171,9 @@ class UserModel(ChatModel):
 class Judge(ChatModel):
     """The model that answers yes or no about texts, for tests that ask it."""
 
+    kind: Literal["llm", "agreeable"] = "llm"
+    """``agreeable`` says yes to everything without a model: for checks and load tests that scripts play, and refused
+    elsewhere."""
     form: Literal["word", "motivation"] = "word"
     """What a question about a text is answered with: one word, or JSON with a motivation."""
 
@@ -306,6 +309,8 @@ class Learner(_Section):
     keep_weights: Positive = 3
     """Pushed policy versions kept on disk (version 0 and the last are always kept)."""
     batch_timeout: Seconds = 3600.0
+    disk_wait: Seconds = 600.0
+    """Bound on waiting for room on a full disk, for weights or a checkpoint."""
     proof_tolerance: Annotated[float, Meta(gt=0)] = 0.05
     optimizer: Optimizer = Optimizer()
     loss: Loss = Loss()

@@ -233,6 +233,10 @@ def load_template(config: Config) -> ChatTemplate:
 @asynccontextmanager
 async def open_setup(config: Config, policy: Policy, samples: int | None = None) -> AsyncIterator[EpisodeSetup]:
     """What episodes share, around a given policy. ``samples``: attempts at one task; None: ``rollout.group_size``."""
+    if config.judge.kind == "agreeable" and not isinstance(policy, ScriptedPolicy):
+        raise ConfigurationError(
+            "judge.kind is agreeable, which says yes to everything: set it to llm wherever a model plays"
+        )
     template, sampling = load_template(config), config.rollout.sampling
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(httpx.AsyncClient())

@@ -5,23 +5,31 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Annotated, Literal
 
+import trio
 from cyclopts import Parameter
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from protocol.cli.verb import verb
-from protocol.records import ToolCall
+from protocol import config as configuration
+from protocol.cli.verb import ConfigOption, SetOption, verb
+from protocol.records import ToolCall, Trajectory
 from rollout_engine.cli.failures import exit_on_known_fault
+from rollout_engine.cli.options import TasksOption
 from rollout_engine.environments.backend import replay
 from rollout_engine.environments.registry import DOMAINS, domain, find_task, generate, read_tasks
 from rollout_engine.environments.rules import check_disjoint, check_split, check_task
 from rollout_engine.environments.task import Say, Split, Task, Turn, to_data
 from rollout_engine.errors import ConfigurationError
+from rollout_engine.evaluation.tasks import evaluated_tasks
+from rollout_engine.evaluation.verification import Finding
+from rollout_engine.evaluation.verification import verify as verify_tasks
 from rollout_engine.grading.diff import compare, explain
 
 app = verb("tasks", __doc__)
@@ -58,6 +66,36 @@ def check(
                 console.print(fault, markup=False, highlight=False, soft_wrap=True)
             raise ConfigurationError(f"{len(faults)} of {len(tasks)} tasks can't be used")
         console.print(f"{len(tasks)} tasks are sound")
+
+
+@app.command
+def verify(
+    *,
+    config: ConfigOption,
+    tasks: TasksOption = "heldout",
+    concurrency: Annotated[int | None, Parameter(help="Episodes at once; evaluation.concurrency by default.")] = None,
+    set: SetOption = (),
+) -> None:
+    """Play each task of a run through the whole engine twice: its own solution must pass, doing nothing must not."""
+    with exit_on_known_fault("tasks"):
+        resolved = configuration.load(config, set)
+        chosen = evaluated_tasks(resolved, tasks)
+        with Progress(console=console) as progress:
+            bar = progress.add_task("episodes", total=2 * len(chosen))
+            findings = trio.run(
+                verify_tasks,
+                resolved,
+                chosen,
+                concurrency or resolved.evaluation.concurrency,
+                partial(progress.advance, bar),
+            )
+        console.print(_findings(findings))
+        faults = [finding.fault for finding in findings if finding.fault]
+        for fault in faults:
+            console.print(fault, markup=False, highlight=False, soft_wrap=True)
+        if faults:
+            raise ConfigurationError(f"{len(faults)} of {len(chosen)} tasks don't tell right from wrong")
+        console.print(f"{len(chosen)} tasks are sound")
 
 
 @app.command(name="list")
@@ -145,6 +183,24 @@ def _summary(tasks: Sequence[Task], faults: dict[str, str]) -> Table:
             str(sum(len(task.slips) for task in members)),
             str(sum(task.id in faults for task in members)),
         )
+    return table
+
+
+def _findings(findings: Sequence[Finding]) -> Table:
+    """A row a family: tasks, those whose oracle passes, those that doing nothing fails."""
+    table = Table()
+    table.add_column("family", no_wrap=True)
+    for heading in ("tasks", "oracle passes", "untouched fails", "system errors"):
+        table.add_column(heading, justify="right")
+    families: dict[str, list[Finding]] = {}
+    for finding in findings:
+        families.setdefault(finding.task.family, []).append(finding)
+    for name, members in [*families.items(), ("all", findings)]:
+        episodes = [(m.oracle, m.untouched) for m in members]
+        passes = sum(isinstance(oracle, Trajectory) and oracle.reward >= 1.0 for oracle, _ in episodes)
+        fails = sum(isinstance(untouched, Trajectory) and untouched.reward < 1.0 for _, untouched in episodes)
+        errors = sum(not isinstance(episode, Trajectory) for pair in episodes for episode in pair)
+        table.add_row(Text(name), *map(str, (len(members), passes, fails, errors)))
     return table
 
 

@@ -5,7 +5,7 @@ Invariant: a test is run on the golden state at most once a case; what comes of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import trio
@@ -15,14 +15,8 @@ from rollout_engine.environments.thinkingbox.talk import context_data, history_d
 from rollout_engine.environments.thinkingbox.task import DONE
 from rollout_engine.errors import BackendError
 from rollout_engine.grading.child import GraderHost, Job, Outcome
+from rollout_engine.grading.judge.agreeable import Agreeable
 from rollout_engine.sessions.errors import SessionError
-
-
-class Agreeable:
-    """A judge that says yes: what is asked here is whether the test raises, not what it comes to."""
-
-    async def ask(self, method: str, arguments: Sequence[Any]) -> Any:
-        return {"answer": True, "motivation": ""} if method == "text_yesno_with_motivation" else True
 
 
 class GoldenRuns:

@@ -24,6 +24,7 @@ from rollout_engine.environments.thinkingbox.places import places, server_specs
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.grading.child import GraderHost, GraderLimits
 from rollout_engine.grading.judge import Judge
+from rollout_engine.grading.judge.agreeable import Agreeable
 from rollout_engine.sessions import HostLimits, SessionHost
 from rollout_engine.sessions.search.server import SearchUnavailable
 from rollout_engine.sessions.search.service import open_search
@@ -64,7 +65,7 @@ async def open_thinkingbox(
             graders=graders,
             golden=GoldenRuns(host, graders),
             make_user=make_user,
-            make_judge=lambda: Judge(config.judge, client),
+            make_judge=lambda: Agreeable() if config.judge.kind == "agreeable" else Judge(config.judge, client),
             limits=limits,
             ranking=search.ranking or "",
         )
