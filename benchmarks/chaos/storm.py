@@ -38,7 +38,7 @@ class Storm:
             "nats-verb": lambda: _main_of(verbs["nats"]),
             "engine": lambda: _main_of(verbs["rollouts"]),
             "learner": lambda: _main_of(verbs["learner"]),
-            "vllm": lambda: processes_of("rollout_engine.actors.serve", str(config.actor.port)),
+            "vllm": lambda: self._one_of(processes_of("rollout_engine.actors.serve", str(config.actor.port))),
             "sidecar": lambda: _main_of(verbs["actor"]),
         }
 
@@ -54,6 +54,10 @@ class Storm:
 
     def _choose(self) -> str:
         return self._rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
+
+    def _one_of(self, found: list[psutil.Process]) -> list[psutil.Process]:
+        """vLLM is an API server and an engine core, each of which may die without the other."""
+        return [self._rng.choice(found)] if found else []
 
     def _kill(self, kind: str) -> bool:
         hit = False

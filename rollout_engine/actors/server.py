@@ -27,10 +27,16 @@ MODEL = "policy"
 """Name under which a server of ours serves its model."""
 _GRACE = 3.0
 _POLL = 0.1
+_LETS_GO = 5.0
+"""Seconds for a server whose sidecar was killed to let go of the port."""
 
 
 class ServerFailed(ActorError):
     """The server did not come up. The message holds the end of its log."""
+
+
+class ServerKilled(ServerFailed):
+    """A signal from outside ended the server while it was starting: nothing says that the next start fails, too."""
 
 
 def flags(config: Config, folder: Path) -> list[str]:
@@ -95,10 +101,10 @@ class VllmServer:
         """Serve ``folder``; returns when ``/health`` answers.
 
         Raises :class:`ConfigurationError` for a folder or port that can't be used, and :class:`ServerFailed`
-        when the server exits or isn't healthy within ``actor.start_timeout``.
+        when the server exits (:class:`ServerKilled`: by a signal) or isn't healthy within ``actor.start_timeout``.
         """
         check_folder(folder)
-        self.check_port()
+        await self._port_let_go()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -134,7 +140,10 @@ class VllmServer:
                 except httpx.TransportError:
                     pass
                 await asyncio.sleep(_POLL)
-        raise ServerFailed(f"vLLM ended with exit code {self._process.returncode} while starting:\n{self._tail()}")
+        code = self._process.returncode
+        if code < 0:
+            raise ServerKilled(f"vLLM was killed (signal {-code}) while starting:\n{self._tail()}")
+        raise ServerFailed(f"vLLM ended with exit code {code} while starting:\n{self._tail()}")
 
     async def stop(self) -> None:
         """End the whole process group: SIGTERM, then SIGKILL for what is left."""
@@ -153,6 +162,16 @@ class VllmServer:
         deadline = time.monotonic() + _GRACE
         while _signal_group(process.pid, 0) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL / 10)
+
+    async def _port_let_go(self) -> None:
+        deadline = time.monotonic() + _LETS_GO
+        while True:
+            try:
+                return self.check_port()
+            except ConfigurationError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_POLL)
 
     def check_port(self) -> None:
         """Raise :class:`ConfigurationError` unless the port is free: another server there would answer for ours."""

@@ -27,10 +27,12 @@ from protocol.config import Config
 from protocol.errors import WaitExpired
 from protocol.records import ActorLoad, ActorStatus, PolicyVersion, Probe
 from rollout_engine.actors.control import UNPROVEN, ControlError, ServerControl, label, provisional
-from rollout_engine.actors.server import ServerFailed
+from rollout_engine.actors.server import ServerFailed, ServerKilled
 from rollout_engine.errors import ConfigurationError
 
 NO_VERSION = -1
+_FIRST_STARTS = 6
+"""Tries of the first start, where each is killed from outside."""
 
 
 class WeightsDamaged(Exception):
@@ -90,7 +92,7 @@ class Sidecar:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._beat())
-                await self._come_up()
+                await self._come_up_first()
                 tasks.create_task(self._follow())
                 tasks.create_task(self._keep())
         finally:
@@ -98,6 +100,15 @@ class Sidecar:
             if self._server is not None:
                 await self._server.stop()
             await self._publish()
+
+    async def _come_up_first(self) -> None:
+        """A server that can't be started ends us, one that is killed while it starts doesn't."""
+        for _ in range(_FIRST_STARTS - 1):
+            try:
+                return await self._come_up()
+            except ServerKilled as error:
+                self._tell(f"{error}\nstarting it again")
+        await self._come_up()
 
     async def _follow(self) -> None:
         """Learn of each new policy version."""

@@ -15,7 +15,7 @@ import pytest
 from protocol.config import Config, resolve
 from protocol.server import free_port
 from rollout_engine.actors.serve import prepare_cpu
-from rollout_engine.actors.server import ROOT, ServerFailed, VllmServer, flags
+from rollout_engine.actors.server import ROOT, ServerFailed, ServerKilled, VllmServer, flags
 from rollout_engine.errors import ConfigurationError
 
 
@@ -81,7 +81,28 @@ def test_server_that_never_answers_is_ended_at_the_bound_with_its_children(tmp_p
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
-def test_port_in_use_is_refused_before_anything_starts(tmp_path: Path, model: Path) -> None:
+def test_server_that_is_killed_while_starting_is_told_apart(tmp_path: Path, model: Path) -> None:
+    python = stand_in(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    server = VllmServer(config(), tmp_path / "vllm.log", python)
+    with pytest.raises(ServerKilled, match="was killed \\(signal 9\\) while starting"):
+        asyncio.run(server.start(model))
+
+
+def test_port_that_a_dying_server_still_holds_is_waited_for(tmp_path: Path, model: Path) -> None:
+    async def script() -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            server = VllmServer(config(port=taken.getsockname()[1]), tmp_path / "log", stand_in(tmp_path, "exit(3)"))
+            asyncio.get_running_loop().call_later(0.3, taken.close)
+            with pytest.raises(ServerFailed, match="exit code 3"):
+                await server.start(model)
+
+    asyncio.run(script())
+
+
+def test_port_in_use_is_refused_before_anything_starts(tmp_path: Path, model: Path, monkeypatch) -> None:
+    monkeypatch.setattr("rollout_engine.actors.server._LETS_GO", 0.2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -13,7 +13,7 @@ import pytest
 from protocol.config import resolve
 from protocol.records import ActorLoad, ActorStatus, PolicyVersion, Probe
 from rollout_engine.actors.control import UNPROVEN, ControlError, provisional
-from rollout_engine.actors.server import ServerFailed
+from rollout_engine.actors.server import ServerFailed, ServerKilled
 from rollout_engine.actors.sidecar import Sidecar, WeightsDamaged, verify_digests
 
 IDS = np.array([3, 4, 5], "<i4")
@@ -34,8 +34,13 @@ class ScriptedServer:
         self.gate: asyncio.Event | None = None
         """Holds up the probe."""
         self.starts: list[str] = []
+        self.killed = 0
+        """Next starts that are killed."""
 
     async def start(self, folder: Path) -> None:
+        if self.killed:
+            self.killed -= 1
+            raise ServerKilled("vLLM was killed (signal 9) while starting")
         if "start" in self.fail:
             raise ServerFailed(self.fail["start"])
         self.starts.append(folder.name)
@@ -366,6 +371,22 @@ def test_first_start_that_fails_ends_the_sidecar_with_the_reason(tmp_path: Path)
         asyncio.run(scene.sidecar.run())
     assert caught.group_contains(ServerFailed, match="no such model")
     assert scene.bus.told[-1].note == "stopped"
+
+
+def test_first_start_that_is_killed_is_tried_again_a_bounded_number_of_times(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.server.killed = 5
+
+    async def script() -> None:
+        await scene.bus.until(lambda status: status.note == "no policy version announced yet")
+
+    play(scene, script)
+    assert len(scene.server.starts) == 1
+    scene = Scene(tmp_path)
+    scene.server.killed = 6
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(scene.sidecar.run())
+    assert caught.group_contains(ServerKilled, match="signal 9")
 
 
 def test_attached_server_that_never_answers_is_named(tmp_path: Path) -> None:
