@@ -7,6 +7,7 @@ that can't be read back is named and moved aside, never deleted, and the one bef
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,20 @@ class Checkpoints:
         )
 
     def save(self, step: int, state: State, facts: dict[str, Any]) -> None:
-        """Make the state after ``step`` updates durable before returning."""
+        """Make the state after ``step`` updates durable before returning. An older checkpoint is deleted only then.
+
+        A failure (Orbax and TensorStore raise many kinds) leaves the older ones, and nothing of this one.
+        """
         if step in self.manager.all_steps():
             return
         facts = {**facts, "fingerprint": self.fingerprint(step)}
-        self.manager.save(
-            step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), facts=ocp.args.JsonSave(facts))
-        )
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), facts=ocp.args.JsonSave(facts))
+        try:
+            self.manager.save(step, args=items)
+        except BaseException:
+            for partial in Path(self.manager.directory).glob(f"{step}.orbax-checkpoint-tmp*"):
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
 
     def restore(self, like: State) -> tuple[int, State, dict[str, Any]] | None:
         """(step, state, facts) of the newest readable checkpoint, or None.

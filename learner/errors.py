@@ -7,3 +7,7 @@ class WarmStartError(RuntimeError):
 
 class BatchError(RuntimeError):
     """A logged batch that can't be trained on: it contradicts itself, or the policy it should come from."""
+
+
+class DiskFull(RuntimeError):
+    """No room for what must be written, for longer than ``learner.disk_wait``."""

@@ -13,7 +13,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from learner.errors import BatchError
+from learner.errors import BatchError, DiskFull
 from protocol.cli.failures import PROTOCOL_FAULTS, exit_on_known_fault
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config, load
@@ -35,7 +35,7 @@ def learner(
 ) -> None:
     """Train until the run's last step, or the end of the exported logs."""
     stopped = "stopped; the same command goes on from the last checkpoint"
-    with exit_on_known_fault("learner", (*PROTOCOL_FAULTS, BatchError), stopped):
+    with exit_on_known_fault("learner", (*PROTOCOL_FAULTS, BatchError, DiskFull), stopped):
         resolved = load(config, [*set, *([f"learner.mesh={mesh}"] if mesh else [])])
         (_dry_run if dry_run else _train)(resolved, replay)
 

@@ -1,7 +1,8 @@
 """The learner's loop: a batch in, an update, a policy version out.
 
 Invariant (rules 12 and 13): the weights after step s are a function of the base weights and the logged batches
-0..s, and of nothing else. A batch is acknowledged after its update was published and, if it was due, saved; a
+0..s, and of nothing else. A batch is acknowledged after its update was published and, if it was due, saved, and
+the log lets go of a step's trajectories only when every kept checkpoint lies after it; a
 learner killed at any point restores its last checkpoint and takes the logged batches after it again, through this
 same loop.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from jax.sharding import Mesh
@@ -28,11 +30,14 @@ from learner.metrics import Metrics
 from learner.models.huggingface import load_params, param_shapes, read_config
 from learner.models.qwen3 import Qwen3Config
 from learner.packing import Stream, efficiency, pack
+from learner.room import with_room
 from learner.step import PROBE_TOKENS, Step
 from learner.streams import staleness, streams
 from learner.weights import WeightStore
 from protocol.config import Config, ConfigError, Learner
 from protocol.records import PolicyVersion, Probe
+
+T = TypeVar("T")
 
 
 def model_folder(config: Config) -> Path:
@@ -119,7 +124,7 @@ class Trainer:
             self.publish()
             due = self.step % self.config.learner.checkpoint_every == 0 or self.step == steps
             if due:
-                self.checkpoints.save(self.step, self.state, {"probe": self.probe_ids.tolist()})
+                self._save()
             delivery.acknowledge()
             if due:
                 self.source.release(self.checkpoints.oldest)
@@ -159,7 +164,21 @@ class Trainer:
             self.config.learner.proof_tolerance,
         )
         final = self.step == self.config.learner.steps
-        self.announce(self.weights.write(self.config.run, self.step, params, probe, final))
+        self.announce(
+            self._with_room(
+                f"the weights of version {self.step}",
+                self.weights.folder,
+                lambda: self.weights.write(self.config.run, self.step, params, probe, final),
+            )
+        )
+
+    def _save(self) -> None:
+        facts = {"probe": self.probe_ids.tolist()}
+        what, folder = f"checkpoint {self.step}", self.config.path
+        self._with_room(what, folder, lambda: self.checkpoints.save(self.step, self.state, facts))
+
+    def _with_room(self, what: str, folder: Path, write: Callable[[], T]) -> T:
+        return with_room(what, folder, self.config.learner.disk_wait, self.console, write)
 
 
 def _staleness(delivery: Delivery, step: int) -> dict[str, float]:

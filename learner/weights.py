@@ -11,6 +11,8 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from learner.models.huggingface import export_tensors, safetensors_bytes
@@ -34,13 +36,17 @@ def write_tensors(path: Path, params, dtype: str) -> str:
     """Write one safetensors file atomically and durably; returns its sha256."""
     digest = hashlib.sha256()
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with open(beside, "wb") as stream:
-        for piece in safetensors_bytes(export_tensors(params, dtype)):
-            digest.update(piece)
-            stream.write(piece)
-        stream.flush()
-        os.fsync(stream.fileno())
-    beside.replace(path)
+    try:
+        with open(beside, "wb") as stream:
+            for piece in safetensors_bytes(export_tensors(params, dtype)):
+                digest.update(piece)
+                stream.write(piece)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
     return digest.hexdigest()
 
 
@@ -63,18 +69,16 @@ class WeightStore:
         beside = self.folder / f".{place.name}.{os.getpid()}.part"
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
-        for name in COMPANIONS:
-            if (self.base / name).exists():
-                shutil.copyfile(self.base / name, beside / name)
-        digest = write_tensors(beside / WEIGHTS, params, self.dtype)
-        if not place.exists():
-            beside.rename(place)
-        elif file_digest(place / WEIGHTS) == digest:
-            shutil.rmtree(beside)
-        else:
-            old = place.rename(self.folder / f".{place.name}.{os.getpid()}.old")
-            beside.rename(place)
-            shutil.rmtree(old)
+        try:
+            for name in COMPANIONS:
+                if (self.base / name).exists():
+                    shutil.copyfile(self.base / name, beside / name)
+            digest = write_tensors(beside / WEIGHTS, params, self.dtype)
+            if file_digest(place / WEIGHTS) != digest:
+                with self._out_of_the_way(place):
+                    beside.rename(place)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
         self.prune(version)
         return PolicyVersion(run, version, str(place.resolve()), {WEIGHTS: digest}, probe, final)
 
@@ -83,9 +87,20 @@ class WeightStore:
         for entry in self.folder.iterdir():
             match = re.fullmatch(r"v(\d{6,})", entry.name)
             if match and 0 < int(match[1]) <= newest - self.keep:
-                shutil.rmtree(entry)
+                with self._out_of_the_way(entry):
+                    pass
             elif re.fullmatch(r"\.v\d+\.\d+\.(part|old)", entry.name):
                 shutil.rmtree(entry)
+
+    @contextmanager
+    def _out_of_the_way(self, place: Path) -> Iterator[None]:
+        """Rename a version that is there, and remove it at the end: half a folder never goes by a version's name."""
+        aside = self.folder / f".{place.name}.{os.getpid()}.old"
+        shutil.rmtree(aside, ignore_errors=True)
+        if place.exists():
+            place.rename(aside)
+        yield
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def file_digest(path: Path) -> str:

@@ -82,6 +82,8 @@ class ThinkingBox(_Section):
     """Interpreter that stands for {python} in it; empty: $ENDSTATE_THINKINGBOX_PYTHON, else the engine's own."""
     env: dict[str, str] = {}
     """Added to the environment of every server."""
+    modules: tuple[str, ...] = ()
+    """Folders with modules of the tests' fixtures; a process without privileges must be able to read them."""
     proxy: str = ""
     """URL of a Session Proxy that serves the tools; empty: the engine hosts their sessions itself."""
     proxy_key_env: str = ""

@@ -10,8 +10,9 @@ import pytest
 from tiny import make_batch, make_config, make_model
 
 from learner import main as learner
+from learner.lineage import Lineage, learning_fingerprint
 from protocol.bus import connect
-from protocol.config import Config
+from protocol.config import Config, ConfigError
 from protocol.errors import ForkRefused, ForkUnfinished
 from protocol.fork import fork
 from protocol.log import export, read
@@ -108,14 +109,29 @@ def test_a_restarted_fork_and_a_replayed_one_reach_the_same_bits(changed, tmp_pa
     assert weights(replayed, STEPS) == last
 
 
-def test_a_fork_of_a_fork_knows_both_stretches(changed):
-    grandchild = configured(Path(changed.folder), changed.nats, "fork-grandchild", optimizer={"learning_rate": 1e-3})
-    made = asyncio.run(fork(changed, 5, grandchild.run))
-    assert [past.until for past in made.origin.history] == [3, 5]
-    asyncio.run(log_steps(grandchild, [5]))
-    learner._train(grandchild, ())
-    assert weights(grandchild, 5) == weights(changed, 5)
-    assert weights(grandchild, 6) != weights(changed, 6)
+@pytest.mark.parametrize(("step", "history"), [(5, [3, 5]), (2, [2]), (3, [3])])
+def test_a_fork_of_a_fork_knows_its_grandparent(parent, changed, step, history):
+    child = configured(Path(changed.folder), changed.nats, f"fork-grandchild-{step}", optimizer={"learning_rate": 1e-3})
+    made = asyncio.run(fork(changed, step, child.run))
+    assert [past.until for past in made.origin.history] == history
+    lineage = Lineage.of(child, made.origin)
+    assert [stretch.until for stretch in lineage.stretches] == [*history, None]
+    runs = [parent, changed][: len(history)] + [child]
+    assert [stretch.config.learner.optimizer for stretch in lineage.stretches] == [r.learner.optimizer for r in runs]
+    assert {stretch.config.run for stretch in lineage.stretches} == {child.run}
+    ends = [*history, STEPS + 1]
+    expected = [learning_fingerprint(runs[next(i for i, end in enumerate(ends) if n <= end)]) for n in range(STEPS + 1)]
+    assert [lineage.fingerprint(n) for n in range(STEPS + 1)] == expected
+
+
+def test_a_fork_keeps_its_parents_model(changed):
+    async def origin():
+        async with connect(changed.nats, changed.run) as bus:
+            return await bus.origin()
+
+    other = msgspec.structs.replace(changed, model=msgspec.structs.replace(changed.model, folder="other"))
+    with pytest.raises(ConfigError, match=r"keep model\.folder \(base\)"):
+        Lineage.of(other, asyncio.run(origin()))
 
 
 def test_what_was_copied_is_the_parents_under_new_ids(parent, changed):
