@@ -179,8 +179,8 @@ async def discarding(tasks: list[ScriptedTask], steps: int, concurrency: int) ->
 
 
 def optimum(tasks: list[ScriptedTask], name: str) -> Figures:
-    """Groups launched one by one until the batch is full, only failed samples again: what no system can undercut
-    without choosing tasks."""
+    """Expected cost of launching groups one by one until the batch is full, only failed samples again: what no system
+    undercuts in the long run without choosing tasks."""
     mixed = statistics.fmean(task.mixed for task in tasks)
     return Figures(name, expected=1 / mixed / (1 - FAILURES))
 
@@ -241,7 +241,7 @@ def table(rows: list[Figures]) -> Table:
 @app.default
 def main(*, steps: int = 40, concurrency: int = 1000) -> None:
     """Print the figures of ``steps`` steps of 18 groups of 8, with at most ``concurrency`` episodes at once."""
-    console = Console()
+    console = Console(width=120)
     console.print(
         f"{POOL} tasks, {ZERO_VARIANCE:.0%} never mixed; {FAILURES:.0%} of the episodes fail; {steps} steps of "
         f"{GROUPS} groups of {SIZE}, {concurrency} episodes at once"

@@ -77,8 +77,8 @@ class Journal:
         self._failing.append((*attempt, kind))
 
     async def flush(self) -> None:
-        """Write what has failed since the last start."""
-        if self._failing:
+        """Write what has failed since the last start, and starts that were cancelled while they were being written."""
+        if self._starting or self._failing:
             await self._commit()
 
     def ledger(self, buckets: Mapping[Attempt, str], carried: int = 0) -> Ledger:

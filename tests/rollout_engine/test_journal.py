@@ -65,6 +65,10 @@ async def test_errors_ride_with_the_next_start_or_a_flush(autojump_clock):
     assert log.records[2].failed == ((2, 0, 1, "actor"),)
     await journal.flush()
     assert len(log.records) == 3
+    with trio.move_on_after(0.5):
+        await journal.start(2, 0)
+    await journal.flush()
+    assert log.records[3].started == ((2, 0, 2),), "the ledger counts it, so the log must know it"
 
 
 async def test_whoever_takes_over_counts_what_was_in_flight_as_cancelled(autojump_clock):
