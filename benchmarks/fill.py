@@ -95,6 +95,7 @@ class MemoryLog:
 
     async def publish_batch(self, batch):
         self.batches[batch.step] = batch
+        return True
 
     async def wait_policy(self, version):
         pass

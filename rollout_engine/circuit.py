@@ -34,6 +34,8 @@ class OutageStatus:
     errors: int
     next_probe: float
     """Seconds until the next probe; 0 while one runs."""
+    message: str = ""
+    """The last error."""
 
 
 @dataclass
@@ -46,6 +48,8 @@ class _Open:
     probe_at: float
     since: float
     """Of the last sign of life, or the opening."""
+    message: str
+    """The last error."""
     successes: int = 0
     probing: set[int] = field(default_factory=set)
     """Admitted as evidence, and not ended yet."""
@@ -90,6 +94,7 @@ class Circuits:
                 now - outage.opened,
                 outage.errors,
                 0.0 if outage.probing or outage.successes else max(0.0, outage.probe_at - now),
+                outage.message,
             )
             for kind, outage in self._open.items()
         ]
@@ -132,7 +137,14 @@ class Circuits:
         self._tally(now)
 
     def failed(
-        self, number: int, kind: str, task: str, now: float, first: bool, retry_after: float | None = None
+        self,
+        number: int,
+        kind: str,
+        task: str,
+        now: float,
+        first: bool,
+        retry_after: float | None = None,
+        message: str = "",
     ) -> bool:
         """The admitted episode ended in a system error. True: it belongs to an outage, not to the sample."""
         evidence = {k for k, outage in self._open.items() if number in outage.probing}
@@ -140,13 +152,14 @@ class Circuits:
             outage.probing.discard(number)
         mine = self._open.get(kind)
         if mine is None:
-            opened = first and self._count(kind, task, now, retry_after)
+            opened = first and self._count(kind, task, now, retry_after, message)
             for other in evidence:
                 # It says nothing of that service, but probing at once would hammer this one.
                 self._open[other].probe_at = now + self._open[other].interval
         else:
             opened = True
             mine.errors += 1
+            mine.message = message
             if kind in evidence:
                 mine.interval = min(2 * mine.interval, self._settings.max_probe)
                 mine.probe_at = now + max(mine.interval, retry_after or 0.0)
@@ -160,7 +173,7 @@ class Circuits:
         for outage in self._open.values():
             outage.probing.discard(number)
 
-    def _count(self, kind: str, task: str, now: float, retry_after: float | None) -> bool:
+    def _count(self, kind: str, task: str, now: float, retry_after: float | None, message: str) -> bool:
         self._ends.append((kind, task))
         tasks = [t for k, t in self._ends if k == kind]
         if len(tasks) < self._settings.errors or len(set(tasks)) < TASKS:
@@ -172,6 +185,7 @@ class Circuits:
             interval=probe,
             probe_at=now + max(probe, retry_after or 0.0),
             since=now,
+            message=message,
         )
         self._ends = deque((end for end in self._ends if end[0] != kind), maxlen=self._settings.among)
         return True

@@ -134,7 +134,8 @@ class Engine:
         batch = state.close(self.config.run, step, self._clock.seconds, journal.ledger, histogram)
         if not state.full and rollout.at_bound == "stop":
             raise RunStopped(diagnosis(batch, rollout))
-        await self.bus.publish_batch(batch)
+        if not await self.bus.publish_batch(batch):
+            batch = await self.bus.batch(step)  # another engine was first: what the log holds counts
         await self.bus.emit("batch", {"step": step, "outcome": batch.outcome, "seconds": batch.seconds})
         return batch
 

@@ -55,7 +55,7 @@ class Gate:
             yield admission
         except EpisodeSystemError as error:
             admission.excused = self.circuits.failed(
-                number, error.kind, task, trio.current_time(), first, error.retry_after
+                number, error.kind, task, trio.current_time(), first, error.retry_after, str(error)
             )
             await self._tell()
             raise
@@ -70,16 +70,21 @@ class Gate:
         circuits = self.circuits
         while (number := circuits.admit(trio.current_time())) is None:
             if kind := circuits.overdue(trio.current_time()):
-                raise RunStopped(
-                    f"system errors of kind {kind!r} for {self._settings.longest:g} s (rollout.outage.longest) without "
-                    f"one success: {_ADVICE.get(kind, 'look at what the last errors say')}, then run the same command "
-                    "again. Every complete sample is on the log, and nothing was scored as a failure"
-                )
+                raise self._stopped(kind)
             with trio.move_on_at(circuits.wake()):
                 await self._ended.wait()
         if circuits.open:
             await self._tell()
         return number
+
+    def _stopped(self, kind: str) -> RunStopped:
+        last = next(outage.message for outage in self.circuits.status(trio.current_time()) if outage.kind == kind)
+        advice = _ADVICE.get(kind, "look at what the error says")
+        return RunStopped(
+            f"system errors of kind {kind!r} for {self._settings.longest:g} s (rollout.outage.longest) without one "
+            f"success, the last: {last or 'it says nothing'}. Please {advice}, then run the same command again. Every "
+            "complete sample is on the log, and nothing was scored as a failure"
+        )
 
     async def _tell(self) -> None:
         status = self.circuits.status(trio.current_time())

@@ -21,6 +21,9 @@ from rollout_engine.circuit import OutageStatus
 from rollout_engine.errors import EpisodeSystemError
 from rollout_engine.group import GroupResult
 
+_MESSAGE = 300
+"""Characters of an error that the terminal shows."""
+
 
 class StepDisplay:
     """Implements :class:`rollout_engine.progress.StepProgress` with rich."""
@@ -87,7 +90,7 @@ class StepDisplay:
         if again is None:
             self._say(
                 f"step {id.step:>3}  [yellow]group {id.group} stays incomplete[/]: sample {id.sample} is out of "
-                f"retries, the last error {error.kind}: {escape(str(error))}"
+                f"retries, the last error {error.kind}: {escape(str(error)[:_MESSAGE])}"
             )
         self._note()
 
@@ -97,7 +100,8 @@ class StepDisplay:
             # Where no bar can be drawn, a line a failed probe says that the run still lives.
             probed = outage.next_probe > 0 and not self._console.is_terminal
             if before.pop(outage.kind, None) != outage.paused or probed:
-                self._say(f"step {self._number:>3}  [yellow]outage[/] " + describe(outage))
+                last = f"; the last error: {escape(outage.message[:_MESSAGE])}" if outage.paused else ""
+                self._say(f"step {self._number:>3}  [yellow]outage[/] {describe(outage)}{last}")
         for kind in before:
             self._say(f"step {self._number:>3}  [green]outage of {kind} is over[/]: all episodes resume")
         self._outages = outages

@@ -354,7 +354,8 @@ async def test_an_outage_that_lasts_too_long_stops_the_run_and_says_what_to_do(
     with pytest.raises(ExceptionGroup) as stop:
         await engine.run_step(0)
     assert stop.group_contains(
-        RunStopped, match="'actor' for 300 s .* look at the actors .* run the same command again"
+        RunStopped,
+        match="'actor' for 300 s .* the last: answered 503. Please look at the actors .* run the same command again",
     )
     assert log.batches == {}
 

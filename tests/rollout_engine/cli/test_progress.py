@@ -70,14 +70,14 @@ def test_errors_are_counted_and_a_sample_out_of_retries_is_told_as_it_is(told):
 
 def test_an_outage_is_told_when_it_opens_at_each_failed_probe_and_when_it_ends(told):
     display, lines = told
-    display.outage([OutageStatus("user", True, 0.0, 8, 5.0)])
-    display.outage([OutageStatus("user", True, 5.0, 8, 0.0)])
-    display.outage([OutageStatus("user", True, 6.0, 9, 10.0)])
-    display.outage([OutageStatus("user", False, 30.0, 9, 0.0)])
+    display.outage([OutageStatus("user", True, 0.0, 8, 5.0, "no [route]")])
+    display.outage([OutageStatus("user", True, 5.0, 8, 0.0, "no [route]")])
+    display.outage([OutageStatus("user", True, 6.0, 9, 10.0, "refused")])
+    display.outage([OutageStatus("user", False, 30.0, 9, 0.0, "refused")])
     display.outage([])
     assert lines() == [
-        "step   4  outage of user for 0 s, 8 errors: launches pause, next probe in 5 s",
-        "step   4  outage of user for 6 s, 9 errors: launches pause, next probe in 10 s",
+        "step   4  outage of user for 0 s, 8 errors: launches pause, next probe in 5 s; the last error: no [route]",
+        "step   4  outage of user for 6 s, 9 errors: launches pause, next probe in 10 s; the last error: refused",
         "step   4  outage of user for 30 s, 9 errors: a probe succeeded, launches resume step by step",
         "step   4  outage of user is over: all episodes resume",
     ]
