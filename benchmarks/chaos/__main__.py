@@ -10,8 +10,10 @@ it is killed, as an operator's supervisor would. A run goes on until it ends by 
 * the final weights are, bit for bit, those of an undisturbed replay of the same log;
 * no verb has ended with an error of its own, and no process is left.
 
-Runs alternate between synchronous steps and ``rollout.max_staleness: 1``. Prints a table, and exits with 1 on any
-violation. Run: ``bin/_python engine -m benchmarks.chaos --kills 200``.
+The table counts kills, those at one instant with others (joint), and trajectories on the log and trained on. Runs
+alternate between synchronous steps and ``rollout.max_staleness: 1``. Exits with 1 on any violation.
+
+Run: ``bin/_python engine -m benchmarks.chaos --kills 200``.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from protocol.bus import BusError, connect
 from protocol.cli.failures import leaves
 from protocol.config import Config
 
-console = Console(soft_wrap=True)
+console = Console(width=120, soft_wrap=True)
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Outcome:
     seconds: float
     kills: Counter[str]
     together: int
+    """Instants at which several were killed."""
     verdict: Verdict
 
 
@@ -105,15 +108,15 @@ async def _registered(config: Config) -> None:
 
 
 def table(outcomes: list[Outcome]) -> Table:
-    columns = ("run", "staleness", "minutes", "kills", "of them together", "nats", "engine", "learner", "actor")
-    columns += ("trajectories", "trained", "lost", "doubled", "twice", "wrong ledgers", "weights")
-    out = Table(*columns, title="kill -9", title_justify="left")
+    columns = ("run", "stale", "min", "kills", "joint", "nats", "engine", "learner", "actor")
+    columns += ("logged", "trained", "lost", "doubled", "twice", "ledgers", "weights")
+    out = Table(*columns, box=None, padding=(0, 1))
     for o in outcomes:
         k, v = o.kills, o.verdict
         by_part = [k["nats"] + k["nats-verb"], k["engine"], k["learner"], k["vllm"] + k["sidecar"]]
-        counts = [v.trajectories, v.trained, v.lost, v.doubled, v.trained_twice, v.wrong_ledgers]
-        weights = "equal" if v.same_weights else "DIFFER"
-        cells = [o.run, o.staleness, f"{o.seconds / 60:.1f}", k.total(), o.together, *by_part, *counts, weights]
+        counts = [v.trajectories, v.trained, v.lost, v.doubled, v.trained_twice]
+        words = ["wrong" if v.wrong_ledgers else "right", "equal" if v.same_weights else "DIFFER"]
+        cells = [o.run, o.staleness, f"{o.seconds / 60:.1f}", k.total(), o.together, *by_part, *counts, *words]
         out.add_row(*map(str, cells))
     return out
 
