@@ -108,9 +108,12 @@ def doctor(
         chosen = {name: spec for name, spec in specs.items() if not names or name in names}
         findings = trio.run(examine, chosen)
         console.print(_table(findings))
-        failed = [finding.server for finding in findings if finding.fault]
+        failed = [finding for finding in findings if finding.fault]
+        for finding in failed:
+            console.print(f"\n{finding.fault}", markup=False)
         if failed:
-            console.print(f"{len(failed)} of {_count(chosen)} can't be started: {', '.join(failed)}", markup=False)
+            told = ", ".join(finding.server for finding in failed)
+            console.print(f"\n{len(failed)} of {_count(chosen)} can't be started: {told}", markup=False)
             sys.exit(1)
 
 
@@ -130,7 +133,8 @@ def _table(findings: list[Finding]) -> Table:
     for finding in findings:
         mode = finding.mode
         if mode is None:
-            table.add_row(Text(finding.server), Text("fails", style="red"), "", "", "", Text(finding.fault))
+            told = Text(finding.fault.splitlines()[0])
+            table.add_row(Text(finding.server), Text("fails", style="red"), "", "", "", told)
         else:
             why = Text("; ".join(filter(None, (mode.reason, mode.note))))
             times = f"{finding.start_seconds:.2f} s", f"{1000 * finding.open_seconds:.1f} ms"
