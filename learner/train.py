@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
@@ -167,18 +169,24 @@ class Trainer:
         self.announce(
             self._with_room(
                 f"the weights of version {self.step}",
-                self.weights.folder,
+                _bytes(params, self.weights.dtype),
                 lambda: self.weights.write(self.config.run, self.step, params, probe, final),
             )
         )
 
     def _save(self) -> None:
         facts = {"probe": self.probe_ids.tolist()}
-        what, folder = f"checkpoint {self.step}", self.config.path
-        self._with_room(what, folder, lambda: self.checkpoints.save(self.step, self.state, facts))
+        self._with_room(
+            f"checkpoint {self.step}", _bytes(self.state), lambda: self.checkpoints.save(self.step, self.state, facts)
+        )
 
-    def _with_room(self, what: str, folder: Path, write: Callable[[], T]) -> T:
-        return with_room(what, folder, self.config.learner.disk_wait, self.console, write)
+    def _with_room(self, what: str, needed: int, write: Callable[[], T]) -> T:
+        return with_room(what, self.config.path, needed, self.config.learner.disk_wait, self.console, write)
+
+
+def _bytes(tree, dtype: str | None = None) -> int:
+    """Of all arrays of ``tree``, as ``dtype`` where given."""
+    return sum(leaf.size * jnp.dtype(dtype or leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _staleness(delivery: Delivery, step: int) -> dict[str, float]:

@@ -190,20 +190,28 @@ def test_room_is_waited_for_and_told(tmp_path, monkeypatch, error):
     out = io.StringIO()
     console = Console(file=out, width=300)
     assert is_full(error)
-    assert with_room("checkpoint 4", tmp_path, 60, console, full(error, 3)) == "written"
+    assert with_room("checkpoint 4", tmp_path, 10, 60, console, full(error, 3)) == "written"
     assert pauses == [0.5, 1.0, 2.0]
     told = out.getvalue().splitlines()
     assert told[0].startswith(f"no room for checkpoint 4 in {tmp_path} (") and told[0].endswith("waiting up to 60 s")
     assert told[1] == "there is room: checkpoint 4 written"
 
 
+def test_what_can_not_fit_is_not_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    begun: list[int] = []
+    with pytest.raises(DiskFull, match=r"1,073,741,824 MiB are needed"):
+        with_room("checkpoint 4", tmp_path, 2**50, 0.05, Console(file=io.StringIO()), lambda: begun.append(1))
+    assert not begun
+
+
 def test_at_the_bound_it_says_what_to_do_and_other_faults_pass(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     console = Console(file=io.StringIO())
     with pytest.raises(DiskFull, match=r"for 0\.05 s \(learner\.disk_wait\): make room there, then run"):
-        with_room("checkpoint 4", tmp_path, 0.05, console, full(OSError(errno.ENOSPC, "full"), 10_000_000))
+        with_room("checkpoint 4", tmp_path, 10, 0.05, console, full(OSError(errno.ENOSPC, "full"), 10_000_000))
     with pytest.raises(OSError, match="denied"):
-        with_room("checkpoint 4", tmp_path, 60, console, full(OSError(errno.EACCES, "denied"), 1))
+        with_room("checkpoint 4", tmp_path, 10, 60, console, full(OSError(errno.EACCES, "denied"), 1))
 
 
 def test_a_full_disk_holds_back_acknowledgement_and_announcement(tmp_path, monkeypatch):
