@@ -177,7 +177,7 @@ class Rendering:
         return ConfigurationError(f"the chat template of {self._name} can't be used: {why}")
 
     def _segments(self, before: Chat, messages: Chat, tools: list[dict[str, Any]] | None) -> list[Segment]:
-        fields = [(at, key) for at, message in enumerate(messages) for key in ("content", "name") if key in message]
+        fields = [(at, key) for at, message in enumerate(messages) for key in ("content", "name") if message.get(key)]
         layout = self._layout(before, messages, fields, tools)
         text = self._after(self._render([*before, *messages], tools, True), before)
         return self._aligned(text, layout, [messages[at][key] for at, key in fields])

@@ -49,7 +49,7 @@ async def open_thinkingbox(
             raise ConfigurationError(f"tasks.thinkingbox.search: {error}") from error
         host = await stack.enter_async_context(_sessions(config))
         graders = await stack.enter_async_context(
-            GraderHost(GraderLimits(wall_seconds=limits.grader), places(settings).python)
+            GraderHost(GraderLimits(wall_seconds=limits.grader), places(settings).python, settings.modules)
         )
         nursery = await stack.enter_async_context(trio.open_nursery())
         cloned = settings.clone and samples > 1 and isinstance(host, SessionHost)

@@ -44,14 +44,9 @@ class Toolbox:
 
 
 def toolbox(case: Case, served: Sequence[ToolSpec]) -> Toolbox:
-    """The tools of a case over those that its session serves. Raises :class:`ConfigurationError` naming a tool that
-    two sides bring, or that nobody does."""
+    """The tools of a case over those that its session serves; one that its scenario shows and no server has is left
+    out, as other runners of these files do. Raises :class:`ConfigurationError` naming a tool that two sides bring."""
     overrides = {override.name: override for override in case.scenario.tools}
-    if absent := overrides.keys() - {tool.name for tool in served}:
-        raise ConfigurationError(
-            f"scenario {case.scenario.name} shows tool {min(absent)!r}, which none of its servers has "
-            f"({', '.join(case.world)})"
-        )
     listed, ending, direct = [], set(), {}
     for tool in case.builtin_tools:
         listed.append({"name": tool.name, "description": tool.description, "parameters": tool.input_schema})

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -40,13 +41,13 @@ class Zygote:
         self.dead = False
 
     @classmethod
-    async def serve(cls, python: str, *, task_status: trio.TaskStatus[Zygote]) -> None:
+    async def serve(cls, python: str, modules: Sequence[str], *, task_status: trio.TaskStatus[Zygote]) -> None:
         """Start one and hear it until it ends or the task is cancelled, which ends it and all of its children."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
                 process = subprocess.Popen(
-                    [python or sys.executable, "-I", str(_PROGRAM), str(theirs.fileno())],
+                    [python or sys.executable, "-I", str(_PROGRAM), str(theirs.fileno()), *modules],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     env={"PYTHONHASHSEED": "0"},

@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
@@ -31,11 +32,13 @@ _FORGED = "the test wrote to the grader's own channel"
 
 
 class GraderHost:
-    """``python``: the interpreter of the children, for fixtures that need modules of their own."""
+    """``python``: the interpreter of the children; ``modules``: folders where fixtures find modules of their own,
+    which a process without privileges must be able to read."""
 
-    def __init__(self, limits: GraderLimits | None = None, python: str = "") -> None:
+    def __init__(self, limits: GraderLimits | None = None, python: str = "", modules: Sequence[str] = ()) -> None:
         self.limits = limits or GraderLimits()
         self._python = python
+        self._modules = tuple(modules)
         self._limiter = trio.CapacityLimiter(self.limits.concurrent)
         self._starting = trio.Lock()
         self._zygote: Zygote | None = None
@@ -149,7 +152,7 @@ class GraderHost:
         async with self._starting:
             if self._zygote is None or self._zygote.dead:
                 with trio.move_on_after(self.limits.start_seconds) as scope:
-                    self._zygote = await self._nursery.start(Zygote.serve, self._python)
+                    self._zygote = await self._nursery.start(Zygote.serve, self._python, self._modules)
                 if scope.cancelled_caught:
                     raise GraderError(f"the grader did not start within {self.limits.start_seconds:g} s")
             return self._zygote

@@ -4,8 +4,9 @@ Invariant: it runs no code of a test itself. Each request forks one child, which
 from a socket of its own and ends; the zygote tells when and how. When its control socket closes, its children are
 killed and it ends.
 
-Started as ``python zygote.py CONTROL_FD``. Requests over the control socket (SOCK_SEQPACKET): a JSON object of limits
-with the job's socket attached. Replies: ``{"pid"}`` with a pidfd attached, later ``{"ended": pid, "status", "cpu"}``.
+Started as ``python zygote.py CONTROL_FD FOLDER…``, with folders of fixtures' modules. Requests over the control
+socket (SOCK_SEQPACKET): a JSON object of limits with the job's socket attached. Replies: ``{"pid"}`` with a pidfd
+attached, later ``{"ended": pid, "status", "cpu"}``.
 """
 
 from __future__ import annotations
@@ -172,4 +173,5 @@ def _receive(control):
 
 
 if __name__ == "__main__":
+    sys.path += sys.argv[2:]
     main(socket.socket(fileno=int(sys.argv[1])))

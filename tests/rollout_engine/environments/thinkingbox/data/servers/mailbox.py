@@ -18,6 +18,13 @@ def send_letter(to: str, text: str) -> str:
     return json.dumps({"sent": len(sent)})
 
 
+@server.tool(structured_output=False)
+def hand_over() -> str:
+    """Give the guest to a colleague."""
+    sent.append({"to": "colleague", "text": "yours"})
+    return "{}"
+
+
 @server.tool(name="__reserved__init", structured_output=False)
 def init(config: dict[str, Any]) -> str:
     return "{}"
