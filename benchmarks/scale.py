@@ -17,18 +17,23 @@ import os
 import random
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import httpx
 import msgspec
 import numpy as np
 import trio
 
+from benchmarks.stand_in import stand_in
 from protocol import config as configuration
 from protocol.config import Config
 from protocol.records import ToolCall, TrajectoryId
+from rollout_engine.actors.connections import KeptConnections
 from rollout_engine.actors.policy import GenerateRequest, Generation, Policy
 from rollout_engine.actors.scripted import ScriptedPolicy
+from rollout_engine.actors.vllm import VllmActor
 from rollout_engine.engine import model_folder, open_setup
 from rollout_engine.environments.registry import load_tasks
 from rollout_engine.episode import run_episode
@@ -37,6 +42,8 @@ from rollout_engine.warmstart.main import make_folder
 
 TICK = 0.01
 GROUP = 8
+AROUND = 32
+"""Tokens around each sampled turn of the long episode."""
 SIGMA = 0.6
 """Spread of a turn's latency: the slowest of a hundred takes four times the median."""
 
@@ -78,7 +85,7 @@ async def scale(folder: str, concurrency: int, latency: float) -> dict[str, floa
     """Open ``concurrency`` episodes at once, run twice as many."""
     config = tiny_config(folder)
     tasks = load_tasks(config.tasks.domains, "train", 160)
-    total = max(2 * concurrency, 1000)
+    total = max(2 * concurrency, 500)
     lags: list[float] = []
     peak, passed = 0, 0
     async with open_setup(config, None) as setup:
@@ -139,40 +146,42 @@ async def scale(folder: str, concurrency: int, latency: float) -> dict[str, floa
     }
 
 
-async def long_episode(folder: str, turns: int, tokens: int) -> np.ndarray:
-    """CPU seconds of each turn of one episode that fills ``tokens`` in ``turns`` turns of equal length."""
+@dataclass
+class Timed:
+    """Notes this process's CPU time at the end of each turn."""
+
+    policy: Policy
+    ends: list[float]
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        generation = await self.policy.generate(request)
+        self.ends.append(time.process_time())
+        return generation
+
+
+async def long_episode(folder: str, turns: int, tokens: int) -> tuple[np.ndarray, int]:
+    """CPU seconds of each turn of one episode that fills ``tokens`` in ``turns`` turns of equal length, over HTTP to
+    a server that is instant; and how many tokens it came to."""
     config = tiny_config(folder, tokens + tokens // 10)
     task = load_tasks(config.tasks.domains, "train", 1)[0]
     call = next(line for line in task.script if isinstance(line, ToolCall))
-    ends: list[float] = []
-    async with open_setup(config, None) as setup:
+    async with open_setup(config, None) as setup, httpx.AsyncClient(transport=KeptConnections(4.0)) as client:
         template = setup.template
-        words = " ".join(f"{n} so" for n in range(100_000))
-        used = len(template.encode(render_call(call)))
-        ids = template.encode(words)[: tokens // turns - used - 32]
-        turn = template.decode(ids) + render_call(call)
-
-        class Long:
-            async def generate(self, request: GenerateRequest) -> Generation:
-                ends.append(time.process_time())
-                await trio.lowlevel.checkpoint()
-                last = len(ends) == turns
-                ids = [*template.encode("all done ." if last else turn), template.close_id]
-                return Generation(ids, [-0.5] * len(ids), [0] * len(ids), "stop", "scripted")
-
+        words, call = template.encode(" ".join(f"{n} so" for n in range(10_000))), template.encode(render_call(call))
+        ids = [*words[: tokens // turns - len(call) - AROUND], *call, template.close_id]
         limits = msgspec.structs.replace(config.rollout.limits, agent_turns=turns, turn_tokens=tokens)
-        trajectory = await run_episode(
-            replace(setup, policy=Long(), limits=limits), task, TrajectoryId("scale", 0, 0, 0), 0
-        )
-    assert len(ends) == turns, (len(ends), trajectory.finish)
-    print(f"  {len(trajectory.tokens.mask):,} tokens, {turns} turns, {trajectory.finish}")
-    return np.diff(ends)
+        with stand_in(ids) as url:
+            policy = Timed(VllmActor(url, client, timeout=60, version=0), [])
+            setup = replace(setup, policy=policy, limits=limits)
+            trajectory = await run_episode(setup, task, TrajectoryId("scale", 0, 0, 0), 0)
+    assert len(policy.ends) == turns, trajectory.finish
+    return np.diff(policy.ends), len(trajectory.tokens.mask)
 
 
 def _in_process(function, *args) -> object:
     """``trio.run(function, *args)`` in a fresh process, so that memory is counted from the start."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(trio.run, (function, *args))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(trio.run, function, *args).result()
 
 
 def main() -> None:
@@ -194,9 +203,10 @@ def main() -> None:
                 flush=True,
             )
         if options.turns:
-            costs = _in_process(long_episode, folder, options.turns, options.tokens) * 1e3
-            tenths = [f"{part.mean():.2f}" for part in np.array_split(costs, 10)]
-            print(f"one episode of {options.turns} turns: CPU ms a turn by tenth of the episode: {' '.join(tenths)}")
+            costs, tokens = _in_process(long_episode, folder, options.turns, options.tokens)
+            tenths = [f"{np.median(part) * 1e3:.2f}" for part in np.array_split(costs, 10)]
+            print(f"one episode of {options.turns} turns and {tokens:,} tokens, over HTTP: CPU ms a turn, by tenths")
+            print("  " + "  ".join(tenths))
 
 
 if __name__ == "__main__":
