@@ -8,6 +8,10 @@ class WarmStartError(RuntimeError):
 class BatchError(RuntimeError):
     """A logged batch that can't be trained on: it contradicts itself, or the policy it should come from."""
 
+    def __str__(self) -> str:
+        # What is logged never changes, so for all of them there is one way out.
+        return f"{super().__str__()}. Fork the run at this step and roll it out again (bin/trajectories fork)"
+
 
 class DiskFull(RuntimeError):
     """No room for what must be written, for longer than ``learner.disk_wait``."""

@@ -51,7 +51,10 @@ class BatchConsumer:
         """Acknowledge every batch up to ``step``'s. Steps acknowledged already stay so."""
         stored = await self._stream.last(subjects.batch(self._run, step))
         if stored is None:
-            raise RecordMissing(f"the log of run {self._run} holds no batch for step {step} to acknowledge")
+            raise RecordMissing(
+                f"the log of run {self._run} holds no batch for step {step} to acknowledge any more: restore the "
+                "server's JetStream folder, or fork the run at that step (bin/trajectories fork)"
+            )
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._connection.config.reconnect + 2 * _ACK_WAIT
         while await self.floor() < stored.sequence:

@@ -6,6 +6,7 @@ anything else keeps its traceback, because it is a defect of ours.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,20 +26,34 @@ PROTOCOL_FAULTS: Faults = (BusError, ConfigError, LogError, ServerError)
 @contextmanager
 def exit_on_known_fault(verb: str, known: Faults = PROTOCOL_FAULTS, stopped: str = "stopped") -> Iterator[None]:
     """Report a fault of ``known``, alone or in exception groups, and exit with 2; say ``stopped`` and exit with 130
-    on Ctrl-C."""
+    on Ctrl-C. A full disk is a known fault of every verb."""
     try:
         yield
     except KeyboardInterrupt:
         fail(verb, stopped, 130)
     except known as error:
         fail(verb, str(error))
+    except OSError as error:
+        if not _full(error):
+            raise
+        fail(verb, _make_room(error))
     except BaseExceptionGroup as group:
         if group.subgroup(KeyboardInterrupt):
             fail(verb, stopped, 130)
-        faults, defects = group.split(known)
+        faults, defects = group.split(lambda error: isinstance(error, known) or _full(error))
         if defects is not None or faults is None:
             raise
-        fail(verb, str(leaves(faults)[0]))
+        first = leaves(faults)[0]
+        fail(verb, _make_room(first) if _full(first) else str(first))
+
+
+def _full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _make_room(error: OSError) -> str:
+    where = f"for {error.filename}" if error.filename else "on a disk"
+    return f"no space left {where}: make room, then run the same command again; it goes on where it was"
 
 
 def leaves(error: BaseException) -> list[BaseException]:

@@ -1,3 +1,5 @@
+import errno
+
 import pytest
 
 from protocol.cli.failures import exit_on_known_fault, leaves
@@ -29,3 +31,15 @@ def test_defects_keep_their_traceback(error):
 def test_leaves_of_a_nested_group():
     errors = [ConfigError("a"), ConfigError("b"), ConfigError("c")]
     assert leaves(ExceptionGroup("g", [errors[0], ExceptionGroup("h", errors[1:])])) == errors
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_a_full_disk_is_a_known_fault_of_every_verb(group, capsys):
+    error = OSError(errno.ENOSPC, "No space left on device", "runs/demo/metrics.jsonl")
+    with pytest.raises(SystemExit) as exit, exit_on_known_fault("verb"):
+        raise ExceptionGroup("g", [error]) if group else error
+    assert exit.value.code == 2
+    told = "verb: no space left for runs/demo/metrics.jsonl: make room, then run the same command again; it goes on"
+    assert capsys.readouterr().err.startswith(told)
+    with pytest.raises(PermissionError), exit_on_known_fault("verb"):
+        raise PermissionError(errno.EACCES, "denied")
