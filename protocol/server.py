@@ -268,7 +268,11 @@ class NatsServer:
         ]
         if self._jetstream:
             store = self.folder / "jetstream"
-            lines.append(f"jetstream {{ store_dir: {json.dumps(str(store))}, max_file_store: {self._limit(store)} }}")
+            limit = self._limit(store)
+            # Synced every ten seconds, not every two minutes: that much a power failure may take.
+            lines.append(
+                f"jetstream {{ store_dir: {json.dumps(str(store))}, max_file_store: {limit}, sync_interval: 10s }}"
+            )
         if self._max_payload is not None:
             lines.append(f"max_payload: {self._max_payload}")
         return "\n".join(lines) + "\n"

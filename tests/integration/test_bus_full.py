@@ -132,7 +132,7 @@ async def test_a_supervised_server_takes_up_again_once_its_disk_has_room(
 def test_the_log_may_take_what_the_disk_has_but_for_a_reserve(tmp_path, monkeypatch):
     monkeypatch.setattr(NatsServer, "_room", lambda self: (1000, 300))
     server = NatsServer(tmp_path, "nats://127.0.0.1:4222")
-    assert "max_file_store: 700 " in server._configuration()
+    assert "max_file_store: 700," in server._configuration()
     (tmp_path / "jetstream").mkdir()
     (tmp_path / "jetstream/1.blk").write_bytes(b"x" * 5000)
-    assert "max_file_store: 5700 " in server._configuration(), "what is taken already counts"
+    assert "max_file_store: 5700," in server._configuration(), "what is taken already counts"
