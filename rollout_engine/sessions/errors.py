@@ -11,7 +11,7 @@ session, or kept it from opening; the host itself lives. A session that ended is
       ResultTooLarge      one message was longer than ``HostLimits.result_bytes``
       ProtocolViolation   what the server wrote to its standard output is no JSON-RPC
       UnknownTool         no server of this session has such a tool (nothing was sent)
-      HostFull            no room within ``open_timeout``: too many open sessions or too little memory
+      HostFull            no room within ``room_timeout``: too many open sessions or too little memory
       SessionClosed       used after its end
       CannotBranch        this server's transport can't be cloned; the message says why
     ServersFileError      a servers file that can't be used: names file and key

@@ -23,10 +23,11 @@ from rollout_engine.sessions.admission import Room
 from rollout_engine.sessions.errors import HostFull, SessionError, SessionTimeout
 from rollout_engine.sessions.limits import HostLimits
 from rollout_engine.sessions.links import Link, ProcessLink
+from rollout_engine.sessions.modes import start_source
 from rollout_engine.sessions.results import Mode
 from rollout_engine.sessions.servers import ServerSpec
 from rollout_engine.sessions.session import Session, Template
-from rollout_engine.sessions.sources import Source, start_source
+from rollout_engine.sessions.sources import Source
 
 
 class SessionHost:
@@ -132,7 +133,7 @@ class SessionHost:
                     await link.close()
 
     def _admitted(self, amount: int):
-        return self.room.taken(amount, self.limits.open_timeout)
+        return self.room.taken(amount, self.limits.room_timeout)
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:

@@ -35,8 +35,10 @@ class HostLimits:
     start_timeout: float = 60.0
     """From a server's first use to its first answer: its imports."""
     fork_timeout: float = 10.0
+    room_timeout: float = 600.0
+    """Waiting for room, behind those who asked before."""
     open_timeout: float = 120.0
-    """Waiting for room, then again for opening: handshake and init tool."""
+    """Opening once there is room: handshake and init tool."""
     call_timeout: float = 60.0
     """A tool call once it runs, where the call doesn't give its own."""
     queue_timeout: float = 600.0

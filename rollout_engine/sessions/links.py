@@ -28,6 +28,7 @@ from rollout_engine.sessions.results import CallResult, ToolSpec, Usage, call_re
 from rollout_engine.sessions.wire import Ended, Refused, TooLarge, Violation, WireError
 
 PROTOCOL_VERSION = "2025-06-18"
+Observe = Callable[[SessionProcess], Awaitable[None]]
 CLIENT = {"name": "session-host", "version": "1"}
 
 
@@ -51,14 +52,24 @@ class Link(Protocol):
 
 
 class ProcessLink:
-    """``tail()`` gives the end of the server's standard error, for messages; ``reason``: why it can't be cloned."""
+    """``tail()`` gives the end of the server's standard error, for messages; ``reason``: why it can't be cloned;
+    ``observe`` is shown a sound process before it is ended.
+    """
 
-    def __init__(self, server: str, process: SessionProcess, tail: Callable[[], str], reason: str = ""):
+    def __init__(
+        self,
+        server: str,
+        process: SessionProcess,
+        tail: Callable[[], str],
+        reason: str = "",
+        observe: Observe | None = None,
+    ):
         self.server = server
         self.tools: Mapping[str, ToolSpec] = {}
         self.process = process
         self._tail = tail
         self._reason = reason
+        self._observe = observe
         self._fault: SessionError | None = None
 
     async def handshake(self, timeout: float) -> None:
@@ -135,11 +146,17 @@ class ProcessLink:
             raise CannotBranch(f"server {self.server} can't be cloned now: {error}", server=self.server) from error
         except ForkFailed as error:
             raise await self._broken(SessionDied, f"did not fork: {error}") from error
-        link = ProcessLink(self.server, process, self._tail)
+        link = ProcessLink(self.server, process, self._tail, observe=self._observe)
         link.tools = self.tools
         return link
 
     async def close(self) -> Usage:
+        if self._observe is not None and self._fault is None:
+            with anyio.CancelScope(shield=True):
+                try:
+                    await self._observe(self.process)
+                except (WireError, TimeoutError):
+                    pass  # it has ended by itself, and is ended now in any case
         return await self.process.end()
 
     def _usable(self) -> None:

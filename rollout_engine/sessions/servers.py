@@ -40,7 +40,8 @@ REMOTE_KEYS = {"type", "name", "endpoint", "headers", "timeout", "transport", "c
 class ServerSpec:
     """One MCP server. ``process``: ``command`` is started once a session; ``remote``: ``endpoint`` is connected to.
 
-    ``mode`` overrides what the host finds out by itself: ``fork`` or ``spawn`` (a process only).
+    Of a process: ``mode`` overrides what the host finds out by itself: ``fork`` or ``spawn``; ``preload``: libraries
+    that sessions were seen to import late are imported before the fork from then on.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ServerSpec:
     timeout: float = 60.0
     transport: Literal["stdio", "streamable-http", "sse"] = "stdio"
     mode: Literal["auto", "fork", "spawn"] = "auto"
+    preload: bool = True
 
 
 class _Loader(yaml.SafeLoader):

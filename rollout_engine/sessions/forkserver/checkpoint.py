@@ -16,7 +16,7 @@ import selectors
 import sys
 import traceback
 
-from . import control, probe, serve, transport
+from . import control, preloading, probe, serve, transport, warm
 
 
 class OtherStart(BaseException):
@@ -57,6 +57,7 @@ class Checkpoint:
     def _stop(self, name):
         self._reached = True
         asyncio.base_events.BaseEventLoop.run_forever = self._run_forever
+        warm.warm()
         gc.collect()
         gc.freeze()
         shared = probe.shared({0, 1, 2, self._sock.fileno()})
@@ -110,6 +111,7 @@ def serve_python(sock, job):
         actions.pop(name)(sys.modules[name])
     sys.meta_path.insert(0, AfterImport(actions))
     probe.watch()
+    preloading.own(job["module"])
     try:
         run(job)
     except OtherStart:

@@ -16,7 +16,7 @@ import socket
 import stat
 import sys
 
-from . import connections, control, probe
+from . import connections, control, preloading, probe
 
 
 def install(module):
@@ -146,8 +146,12 @@ class Wire:
                 os.close(pidfd)
         elif "reap" in request:
             await self._send(control.encode(control.reap(request["reap"])))
-        elif "settle" in request:
+        elif "modules" in request:
+            await self._send(control.encode({"modules": preloading.imported()}))
+        elif "settle" in request or "preload" in request:
             # Asked of a process that only ever forks: copies then share what it has without touching it.
+            preloading.preload(request.get("preload", ()))
+            self._touched = True
             gc.collect()
             refusal = self._refusal()
             await self._send(control.encode({"refused": refusal} if refusal else {"settled": True}))
@@ -175,6 +179,7 @@ class Wire:
         os.dup2(fd, self._sock.fileno(), inheritable=False)
         os.close(fd)
         connections.close_by_peer(self._pooled)
+        preloading.started()
         loop = self._loop
         asyncio._set_running_loop(loop)  # which is remembered together with the pid
         woken = signal.set_wakeup_fd(-1)

@@ -119,7 +119,7 @@ async def test_a_cancelled_call_ends_its_session_and_nothing_else(server, limits
 
 
 async def test_a_full_host_makes_wait_and_then_says_so(server, limits):
-    limits = HostLimits(open=1, open_timeout=0.3, start_timeout=30)
+    limits = HostLimits(open=1, room_timeout=0.3)
     async with SessionHost({"plain": server("plain")}, limits) as host:
         async with host.open({"plain": {}}):
             with pytest.raises(HostFull, match="1 of 1 places"):

@@ -4,6 +4,7 @@ python notes.py
 """
 
 import asyncio
+import importlib
 import json
 import os
 import random
@@ -21,7 +22,7 @@ state = {"notes": []}
 kept = []
 NAMES = (
     "__reserved__init __reserved__geteffects __reserved__teardown note in_thread draw pid print exit crash spin big "
-    "keep_file keep_temp keep_thread"
+    "keep_file keep_temp keep_thread load loaded"
 ).split()
 
 
@@ -63,6 +64,10 @@ async def call(name, arguments):
         kept.append(tempfile.TemporaryDirectory())
     if name == "keep_thread":
         threading.Thread(target=time.sleep, args=(3600,), daemon=True, name="watcher").start()
+    if name == "load":
+        importlib.import_module(arguments["module"])
+    if name == "loaded":
+        return arguments["module"] in sys.modules
     return "kept"
 
 
