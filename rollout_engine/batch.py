@@ -41,7 +41,12 @@ class BatchState:
         self._chance = chance
         self._carried = tuple(carried[: rollout.groups])
         self._launched = launched
+        self._pending = dict.fromkeys(range(launched))
         self._settled: dict[int, GroupResult] = {}
+        self._informative = self._prefix_informative = len(self._carried)
+        self._incomplete = 0
+        self._prefix = 0
+        """Number of the first group that is not settled."""
         self._expired = False
         self.waves = int(launched > 0)
         """Times that groups were launched."""
@@ -56,16 +61,17 @@ class BatchState:
 
     @property
     def pending(self) -> list[int]:
-        return [number for number in range(self._launched) if number not in self._settled]
+        """In launch order."""
+        return list(self._pending)
 
     @property
     def informative(self) -> int:
         """Groups in hand that may be trained on, those carried over included."""
-        return self.carried + sum(result.informative for result in self._settled.values())
+        return self._informative
 
     @property
     def incomplete(self) -> int:
-        return sum(not result.whole for result in self._settled.values())
+        return self._incomplete
 
     @property
     def oldest_version(self) -> int:
@@ -75,25 +81,33 @@ class BatchState:
 
     def launch(self) -> list[int]:
         """Numbers of the groups to launch now, one wave; they count as pending from here on."""
-        pending = self.pending
-        needed = self._rollout.groups - self.informative
-        if self._expired or needed <= len(pending):
+        needed = self._rollout.groups - self._informative
+        if self._expired or needed <= len(self._pending):
             return []
         first = self._launched
-        self._launched += wave_size(
+        size = wave_size(
             needed,
-            [self._chance(number) for number in pending],
+            [self._chance(number) for number in self._pending],
             lambda i: self._chance(first + i),
             self._rollout.wave_confidence,
             self._room(),
         )
-        self.waves += self._launched > first
-        return list(range(first, self._launched))
+        self._launched += size
+        self.waves += size > 0
+        wave = range(first, self._launched)
+        self._pending |= dict.fromkeys(wave)
+        return list(wave)
 
     def settle(self, result: GroupResult) -> None:
-        if result.group in self._settled or result.group >= self._launched:
+        if result.group not in self._pending:
             raise ValueError(f"group {result.group} was not pending")
+        del self._pending[result.group]
         self._settled[result.group] = result
+        self._informative += result.informative
+        self._incomplete += not result.whole
+        while (settled := self._settled.get(self._prefix)) is not None:
+            self._prefix += 1
+            self._prefix_informative += settled.informative
 
     def expire(self) -> None:
         """The step's time is up: nothing more is launched."""
@@ -102,13 +116,13 @@ class BatchState:
     @property
     def done(self) -> bool:
         """Nothing that may still happen changes the batch."""
-        if self._prefix_fills():
+        if self._prefix_informative >= self._rollout.groups:
             return True
-        return not self.pending and (self._expired or self.full or not self._room())
+        return not self._pending and (self._expired or not self._room())
 
     @property
     def full(self) -> bool:
-        return self.informative >= self._rollout.groups
+        return self._informative >= self._rollout.groups
 
     def close(
         self,
@@ -125,8 +139,8 @@ class BatchState:
 
         Raises ``ValueError`` when a group is pending.
         """
-        if self.pending or not self.done:
-            raise ValueError(f"step {step} is not done: {len(self.pending)} groups pending")
+        if self._pending or not self.done:
+            raise ValueError(f"step {step} is not done: {len(self._pending)} groups pending")
         records = [msgspec.structs.replace(record, bucket="trained") for record in self._carried]
         buckets: dict[Attempt, str] = {}
         trained = len(records)
@@ -161,22 +175,13 @@ class BatchState:
 
     def _room(self) -> int:
         """Groups that the bounds still allow to launch."""
-        if self.incomplete > self._rollout.max_incomplete:
+        if self._incomplete > self._rollout.max_incomplete:
             return 0
-        return max(0, self._rollout.max_groups - (self._launched - self.incomplete))
-
-    def _prefix_fills(self) -> bool:
-        """Whether the groups before the first pending one fill the batch."""
-        informative = self.carried
-        for number in range(self._launched):
-            if informative >= self._rollout.groups or number not in self._settled:
-                break
-            informative += self._settled[number].informative
-        return informative >= self._rollout.groups
+        return max(0, self._rollout.max_groups - (self._launched - self._incomplete))
 
     def _bound(self) -> str:
         if self.full:
             return ""
         if self._expired:
             return "batch"
-        return "max_incomplete" if self.incomplete > self._rollout.max_incomplete else "max_groups"
+        return "max_incomplete" if self._incomplete > self._rollout.max_incomplete else "max_groups"

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 
 def fill_chance(chances: Iterable[float], needed: int) -> float:
     """Chance that at least ``needed`` of independent events happen, each with its chance in [0, 1]."""
@@ -45,17 +47,14 @@ class _Tail:
     more."""
 
     def __init__(self, needed: int):
-        self._counts = [1.0] + [0.0] * max(0, needed)
+        self._counts = np.zeros(max(0, needed) + 1)
+        self._counts[0] = 1.0
 
     @property
     def filled(self) -> float:
-        return self._counts[-1]
+        return float(self._counts[-1])
 
     def add(self, chance: float) -> None:
-        counts, last = self._counts, len(self._counts) - 1
-        if not last:
-            return
-        counts[last] += counts[last - 1] * chance
-        for k in range(last - 1, 0, -1):
-            counts[k] += (counts[k - 1] - counts[k]) * chance
-        counts[0] -= counts[0] * chance
+        moved = self._counts[:-1] * chance
+        self._counts[:-1] -= moved
+        self._counts[1:] += moved

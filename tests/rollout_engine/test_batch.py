@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.config import Rollout
@@ -167,6 +167,7 @@ def test_a_group_settles_once_and_an_unfinished_step_has_no_manifest():
         close(state)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 0.95), st.integers(1, 6), st.integers(0, 20))
 def test_any_finish_order_fills_in_launch_order_and_the_ledger_sums(seed, zero_share, confidence, groups, extra):
     rng = random.Random(seed)

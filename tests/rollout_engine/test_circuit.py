@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.config import Outage
@@ -139,6 +139,7 @@ def test_a_probe_that_fails_for_another_reason_or_is_cancelled_lets_the_next_one
     assert circuits.admit(11.0) is not None
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_whatever_happens_somebody_may_go_sooner_or_later(seed):
     """No sequence of events leaves the gate shut for good: at most one probe's end, or a wait, away."""

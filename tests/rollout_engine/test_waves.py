@@ -5,7 +5,7 @@ from itertools import product
 from math import comb, prod
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_engine.waves import fill_chance, wave_size
@@ -13,6 +13,7 @@ from rollout_engine.waves import fill_chance, wave_size
 chances = st.lists(st.floats(0, 1), max_size=7)
 
 
+@settings(deadline=None)
 @given(chances, st.integers(0, 8))
 def test_the_tail_is_the_sum_over_every_outcome(chances, needed):
     brute = sum(
@@ -28,6 +29,7 @@ def test_equal_chances_are_binomial():
     assert fill_chance([0.4] * 40, 16) == pytest.approx(exact, rel=1e-12)
 
 
+@settings(deadline=None)
 @given(chances, st.lists(st.floats(0.05, 1), min_size=60, max_size=60), st.integers(1, 6), st.floats(0, 0.99))
 def test_a_wave_is_the_smallest_that_meets_the_confidence(pending, upcoming, needed, confidence):
     size = wave_size(needed, pending, upcoming.__getitem__, confidence, 60)

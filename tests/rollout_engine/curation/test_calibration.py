@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_engine.curation.calibration import Calibration
@@ -31,6 +31,7 @@ def test_evidence_fades():
     assert before == pytest.approx(0.25 / 9) and calibration.chance(0.25) == pytest.approx(0.25 / 2)
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1), st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=30))
 def test_a_chance_stays_one(chance, seen):
     calibration = Calibration(keep=1.0)
