@@ -40,7 +40,7 @@ from protocol.bus import BusError, connect
 from protocol.cli.failures import leaves
 from protocol.config import Config
 
-console = Console(width=120, soft_wrap=True)
+console = Console(width=140, soft_wrap=True)
 
 
 @dataclass
@@ -110,7 +110,7 @@ async def _registered(config: Config) -> None:
 def table(outcomes: list[Outcome]) -> Table:
     columns = ("run", "stale", "min", "kills", "joint", "nats", "engine", "learner", "actor")
     columns += ("logged", "trained", "lost", "doubled", "twice", "ledgers", "weights")
-    out = Table(*columns, box=None, padding=(0, 1))
+    out = Table(*columns, box=None, padding=(0, 1, 0, 0))
     for o in outcomes:
         k, v = o.kills, o.verdict
         by_part = [k["nats"] + k["nats-verb"], k["engine"], k["learner"], k["vllm"] + k["sidecar"]]

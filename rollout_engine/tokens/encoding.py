@@ -3,7 +3,12 @@
 Invariant: a control token (a turn marker, a think, tool-call or tool-response tag) is written only by
 the template or sampled by the policy. Where the text of a message spells one, that text is encoded as
 ordinary text: it is cut inside the would-be token and the two sides are encoded apart. The decoded text
-is the same, the control id is not there. Text without such a spelling is encoded whole, as any server does.
+is the same, the control id is not there. Text without such a spelling gets the ids that it has as a whole, as on any
+server.
+
+The beginning of a text, up to the first special token of the template's own after some hundred characters, is encoded
+apart and kept: it is tools and system prompt, the same for many episodes. The tokenizer itself reads what stands before
+a special token and what stands after it apart, so the ids are the same.
 
 Control tokens are the tokenizer's special tokens, its other added tokens that hold a tag ``<…>``, and
 words of its vocabulary that hold a tag of the call syntax. Other added tokens (whole words of a small
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from tokenizers import Encoding, Tokenizer
@@ -22,6 +28,11 @@ from rollout_engine.errors import EpisodeSystemError
 
 _TAG = re.compile(r"<[^<>\s][^<>]*>")
 _SYNTAX = re.compile(r"</?(?:think|tool_call|tool_response|function|parameter)(?:=[^<>]*)?>")
+
+_LONG = 512
+"""Characters from which on the beginning of a text is worth keeping."""
+_BEGINNINGS = 128
+"""Beginnings kept, the last used: one a domain and list of tools."""
 
 Segment = tuple[str, bool]
 """A piece of rendered text, and whether it comes from a message (True) or from the template (False)."""
@@ -42,6 +53,8 @@ class Codec:
         self.special = tuple(entry.content for entry in tokenizer.get_added_tokens_decoder().values() if entry.special)
         self._control_ids = frozenset(self.control.values())
         self._pattern = _anywhere(self.control)
+        self._dividers = _dividers(tokenizer)
+        self._beginnings: OrderedDict[tuple[str, tuple[tuple[int, int], ...]], list[int]] = OrderedDict()
 
     def encode(self, text: str) -> list[int]:
         """Ids of text in which control tokens are meant."""
@@ -66,6 +79,32 @@ class Codec:
         """
         text = "".join(piece for piece, _ in segments)
         foreign = _foreign(segments)
+        cut = self._end_of_beginning(text, foreign)
+        if cut is None:
+            return self._encode(text, foreign)
+        # Spans are in order, and none holds the cut.
+        before = tuple(span for span in foreign if span[0] < cut)
+        after = [(low - cut, high - cut) for low, high in foreign[len(before) :]]
+        return self._beginning(text[:cut], before) + self._encode(text[cut:], after)
+
+    def _end_of_beginning(self, text: str, foreign: Sequence[tuple[int, int]]) -> int | None:
+        for match in self._dividers.finditer(text, _LONG):
+            start, end = match.span()
+            if not any(low < end and start < high for low, high in foreign):
+                return start
+        return None
+
+    def _beginning(self, text: str, foreign: tuple[tuple[int, int], ...]) -> list[int]:
+        key = (text, foreign)
+        if key in self._beginnings:
+            self._beginnings.move_to_end(key)
+        else:
+            self._beginnings[key] = self._encode(text, foreign)
+            if len(self._beginnings) > _BEGINNINGS:
+                self._beginnings.popitem(last=False)
+        return self._beginnings[key].copy()
+
+    def _encode(self, text: str, foreign: Sequence[tuple[int, int]]) -> list[int]:
         cuts = {0, len(text)}
         for match in self._pattern.finditer(text):
             start, end = match.span(1)
@@ -79,7 +118,7 @@ class Codec:
             ids.extend(encoding.ids)
         return ids
 
-    def _refuse_foreign(self, encoding: Encoding, at: int, foreign: list[tuple[int, int]]) -> None:
+    def _refuse_foreign(self, encoding: Encoding, at: int, foreign: Sequence[tuple[int, int]]) -> None:
         control = [place for place, token in enumerate(encoding.ids) if token in self._control_ids]
         if not control or not foreign:
             return
@@ -100,6 +139,21 @@ def _anywhere(spelled: Iterable[str]) -> re.Pattern[str]:
         return re.compile("(?!)()")
     initials = "".join(sorted({text[0] for text in longest_first}))
     return re.compile(f"(?=[{re.escape(initials)}])(?=({'|'.join(map(re.escape, longest_first))}))")
+
+
+def _dividers(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Finds special tokens at which the tokenizer divides any text: nothing around them changes how they are read."""
+    added = list(tokenizer.get_added_tokens_decoder().values())
+    dividers = []
+    for token in added:
+        if token.special and not (token.normalized or token.lstrip or token.rstrip or token.single_word):
+            text = token.content
+            beginnings = tuple(text[:end] for end in range(1, len(text) + 1))
+            others = (other.content for other in added if other.content != text)
+            # What ends with a beginning of this one, or holds it, may be read in its place.
+            if not any(other.endswith(beginnings) or text in other for other in others):
+                dividers.append(text)
+    return re.compile("|".join(map(re.escape, dividers)) or "(?!)")
 
 
 def _foreign(segments: Sequence[Segment]) -> list[tuple[int, int]]:

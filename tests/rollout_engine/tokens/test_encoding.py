@@ -1,10 +1,15 @@
 """Text from messages never writes a control token, whichever way a tokenizer holds it."""
 
+from collections import OrderedDict
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from protocol.records import Message
+from rollout_engine.tokens import encoding
+from rollout_engine.tokens.conversation import Conversation
 from rollout_engine.tokens.encoding import Codec, RenderingError
 
 
@@ -79,3 +84,33 @@ def test_message_text_never_gives_a_control_token(codec, texts):
     ids = codec.encode_segments(segments)
     assert codec.decode(ids) == "".join(text for text, _ in segments)
     assert [i for i in ids if codec.is_control(i)] == [codec.control["<|im_end|>"]] * len(texts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_kept_beginning_changes_no_ids(tokenizer, data):
+    piece = st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>\n", "<", "|im", "user", "\n", "é", " a"]), max_size=5)
+    drawn = st.tuples(piece.map("".join), st.booleans())
+    long = ("<|im_start|>system\n" + "Be kind. " * 70, data.draw(st.booleans()))
+    segments = [*data.draw(st.lists(drawn, max_size=2)), long, *data.draw(st.lists(drawn, max_size=6))]
+    codec = Codec(tokenizer)
+    whole = codec._encode("".join(text for text, _ in segments), encoding._foreign(segments))
+    assert codec.encode_segments(segments) == codec.encode_segments(segments) == whole
+
+
+def test_tools_and_system_prompt_are_encoded_once(plain, monkeypatch):
+    encoded = []
+    real = plain._codec._encode
+    monkeypatch.setattr(plain._codec, "_encode", lambda text, foreign: encoded.append(len(text)) or real(text, foreign))
+    monkeypatch.setattr(plain._codec, "_beginnings", OrderedDict())
+    for question in ("a", "b", "c"):
+        Conversation(plain, "Be kind. " * 500, []).observe(Message("user", question))
+    assert len(encoded) == 4 and sorted(encoded)[-1] > 4000 and sum(sorted(encoded)[:-1]) < 400
+
+
+def test_a_token_that_another_may_swallow_divides_nothing(tokenizer):
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    assert encoding._dividers(tokenizer).pattern.count("im_") == 2
+    tokenizer.add_tokens([AddedToken("x<|im_", normalized=False, special=False)])
+    found = encoding._dividers(tokenizer)
+    assert not found.search("<|im_start|>") and not found.search("<|im_end|>") and found.search("<|endoftext|>")
