@@ -12,7 +12,7 @@ import hashlib
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -499,6 +499,8 @@ def _explain(message: str) -> str:
     section: Any = Config
     for part in [p for p in where.split(".") if p]:
         section = {f.name: f.type for f in msgspec.structs.fields(section)}[part]
+        # A section that may be left out is a union with None.
+        section = next((kind for kind in get_args(section) if kind is not type(None)), section)
     known = [f.name for f in msgspec.structs.fields(section)]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(known)}"

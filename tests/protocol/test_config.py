@@ -30,6 +30,12 @@ def test_overrides_are_yaml_and_numbers_in_scientific_notation_are_numbers(tmp_p
         ("run: r\nlearner: {optimizer: {xyz: 1}}", "unknown key 'learner.optimizer.xyz'; known here: learning_rate"),
         ("run: r\nlearner: {steps: many}", "Expected `int`, got `str` - at `learner.steps`"),
         ("run: r\nrollout: {group_size: 1}", "rollout.group_size"),
+        ("run: r\nrollout: {retries: {usr: {}}}", "unknown key 'rollout.retries.usr'; did you mean 'user'?"),
+        (
+            "run: r\nrollout: {retries: {user: {tmes: 3}}}",
+            "unknown key 'rollout.retries.user.tmes'; did you mean 'times'?",
+        ),
+        ("run: r\nrollout: {outage: {errors: 20}}", "rollout.outage.errors (20) is above rollout.outage.among (12)"),
         ("run: My Run", "'My Run' is not a slug"),
         ("run: r\nrollout: {groups: 8, max_groups: 4}", "max_groups"),
         ("run: r\nrollout: {user: {kind: llm}}", "endpoint"),
