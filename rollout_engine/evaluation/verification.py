@@ -60,7 +60,7 @@ async def verify(config: Config, tasks: Sequence[AnyTask], concurrency: int, tel
     episode. Raises :class:`ConfigurationError`."""
     scripts = oracle_scripts(tasks)
     config = msgspec.structs.replace(config, judge=msgspec.structs.replace(config.judge, kind="agreeable"))
-    async with _some_model(config) as config:
+    async with some_model(config) as config:
         play = partial(_play, config, tasks, concurrency=concurrency, tell=tell)
         oracle = await play(scripts, scope="oracle")
         untouched = await play({task.id: NOTHING for task in tasks}, scope="untouched")
@@ -68,7 +68,7 @@ async def verify(config: Config, tasks: Sequence[AnyTask], concurrency: int, tel
 
 
 @asynccontextmanager
-async def _some_model(config: Config) -> AsyncIterator[Config]:
+async def some_model(config: Config) -> AsyncIterator[Config]:
     """The configuration with a model folder to write tokens with: its own, or the tiny policy's where it has none."""
     if config.model.folder and model_folder(config).is_dir():
         yield config
