@@ -21,10 +21,12 @@ from protocol.records import ActorStatus
 from rollout_engine.actors.connections import KeptConnections
 from rollout_engine.actors.placement import choose
 from rollout_engine.actors.policy import GenerateRequest, Generation
-from rollout_engine.actors.roster import Look, Roster
+from rollout_engine.actors.roster import POLL, Look, Roster
 from rollout_engine.actors.vllm import ActorBusy, ActorRefusal, VllmActor
 from rollout_engine.errors import ActorError, ConfigurationError
 
+_COMES_BACK = 30.0
+"""Seconds for a registered actor that has fallen silent to say something again, when an engine starts."""
 _REMEMBERED = 16384
 """Episodes whose actor is remembered. A forgotten one is placed anew."""
 
@@ -57,7 +59,7 @@ class ActorPool:
     async def on_bus(cls, bus: Bus, config: Config, urls: Sequence[str] = ()) -> AsyncIterator[ActorPool]:
         """The actors registered on the bus (only those at ``urls``, if given), at proven policy versions.
 
-        Raises :class:`ConfigurationError` when there is none.
+        Raises :class:`ConfigurationError` when there is none; one that has fallen silent has some seconds to come back.
         """
         wanted = {url.rstrip("/") for url in urls}
         # A sidecar beats every health_every seconds and misses beats while a server starts to swap.
@@ -77,9 +79,15 @@ class ActorPool:
                 )
 
             pool = cls(look, connect, wait=wait, require_wait=rollout.batch, max_staleness=rollout.max_staleness)
-            await pool._roster.refresh()
-            missing = wanted - pool._roster.live.keys()
-            if missing or not pool._roster.live:
+            roster, known = pool._roster, {status.url for status in await bus.actors()}
+            await roster.refresh()
+            with trio.move_on_after(_COMES_BACK):
+                # Silent, but registered once: killed, as we may have been, and being started again.
+                while known & wanted - roster.live.keys() if wanted else known and not roster.live:
+                    await trio.sleep(POLL)
+                    await roster.refresh()
+            missing = wanted - roster.live.keys()
+            if missing or not roster.live:
                 where = f"at {', '.join(sorted(missing))}" if missing else "at all"
                 raise ConfigurationError(
                     f"no actor {where} is registered for run {bus.run}: start one with `bin/actor --config FILE`"

@@ -405,11 +405,33 @@ class ScriptedBus:
 CONFIG: Config = resolve({"run": "r"})
 
 
-async def test_no_registered_actor_is_a_configuration_error_that_says_how_to_start_one() -> None:
-    stale = ActorStatus("id", "http://a:1", "m", 0, True, time=time.time() - 60)
-    with pytest.raises(ConfigurationError, match="no actor at all is registered for run r: start one with `bin/actor"):
-        async with ActorPool.on_bus(ScriptedBus(stale), CONFIG):
+NO_ACTOR = "no actor at all is registered for run r: start one with `bin/actor"
+
+
+async def test_no_registered_actor_is_a_configuration_error_that_says_how_to_start_one(autojump_clock) -> None:
+    with pytest.raises(ConfigurationError, match=NO_ACTOR):
+        async with ActorPool.on_bus(ScriptedBus(), CONFIG):
             pass
+    assert trio.current_time() == 0
+
+
+@pytest.mark.parametrize("urls", [[], ["http://a:1"]])
+async def test_an_actor_that_fell_silent_may_come_back_while_an_engine_starts(autojump_clock, urls) -> None:
+    stale = ActorStatus("id", "http://a:1", "m", 0, True, time=time.time() - 60)
+    with pytest.raises(ConfigurationError, match="no actor"):
+        async with ActorPool.on_bus(ScriptedBus(stale), CONFIG, urls):
+            pass
+    assert 30 <= trio.current_time() < 31
+    bus = ScriptedBus(stale)
+    async with trio.open_nursery() as nursery:
+
+        async def come_back() -> None:
+            await trio.sleep(9)
+            bus.statuses = [status("http://a:1")]
+
+        nursery.start_soon(come_back)
+        async with ActorPool.on_bus(bus, CONFIG, urls):
+            assert 39 <= trio.current_time() < 41
 
 
 async def test_a_named_url_that_is_not_registered_is_named() -> None:
