@@ -63,8 +63,9 @@ async def endure(options: argparse.Namespace, folder: Path, base: Path, number: 
         name: Verb(name, ("--config", str(file)), config.path / "logs" / f"{name}.log")
         for name in ("nats", "actor", "learner", "rollouts")
     }
-    storm = Storm(config, verbs, random.Random(f"{options.seed}/{number}"), options.every, kills)
     witness, began = Witness(config), time.monotonic()
+    rng = random.Random(f"{options.seed}/{number}")
+    storm = Storm(config, verbs, rng, options.every, kills, witness.progress)
     with trio.fail_after(options.bound):
         async with trio.open_nursery() as serving:
             serving.start_soon(verbs["nats"].keep_running)

@@ -23,15 +23,30 @@ TOGETHER = 0.25
 """How often several are killed at one instant."""
 
 
-class Storm:
-    """``every``: mean seconds between two instants. ``most``: kills after which it is calm."""
+LULL = 1.3
+"""How much longer the next pause is after an instant since which the run has got no further: on a busy machine, too,
+a run comes to an end."""
 
-    def __init__(self, config: Config, verbs: Mapping[str, Verb], rng: random.Random, every: float, most: int):
+
+class Storm:
+    """``every``: mean seconds between two instants. ``most``: kills after which it is calm. ``progress``: how far the
+    run has got, by any measure that grows."""
+
+    def __init__(
+        self,
+        config: Config,
+        verbs: Mapping[str, Verb],
+        rng: random.Random,
+        every: float,
+        most: int,
+        progress: Callable[[], int],
+    ):
         self.kills: Counter[str] = Counter()
         self.together = 0
         self._rng = rng
         self._every = every
         self._most = most
+        self._progress = progress
         server = str(config.path / "nats" / "nats.conf")
         self._find: dict[str, Callable[[], list[psutil.Process]]] = {
             "nats": lambda: processes_of("nats-server", server),
@@ -44,8 +59,11 @@ class Storm:
 
     async def rage(self) -> None:
         """Kill until ``most`` are killed."""
+        every, reached = self._every, self._progress()
         while self.kills.total() < self._most:
-            await trio.sleep(self._rng.expovariate(1 / self._every))
+            await trio.sleep(self._rng.expovariate(1 / every))
+            every = self._every if self._progress() > reached else LULL * every
+            reached = self._progress()
             count = self._rng.choice([2, 3, 4]) if self._rng.random() < TOGETHER else 1
             kinds = {self._choose() for _ in range(count)}
             killed = [kind for kind in sorted(kinds) if self._kill(kind)]

@@ -24,6 +24,10 @@ class Witness:
     policies: dict[int, dict[str, str]] = field(default_factory=dict)
     """Digests of the weights by version."""
 
+    def progress(self) -> int:
+        """Manifests and policy versions so far."""
+        return len(self.batches) + len(self.policies)
+
     async def watch(self) -> None:
         """Look again and again, until cancelled."""
         while True:
