@@ -1,11 +1,12 @@
 """The verbs of a run, each started again as often as it is killed.
 
 Invariant: a verb that a signal ended is started again at once, as an operator's supervisor would; one that ends with
-an error of its own is a violation, with the end of its log. Nothing outlives :meth:`Verb.keep_running`.
+an error of its own is a violation, with the end of its log. Nothing outlives :meth:`Verb.keep_running`, nor us.
 """
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ import psutil
 import trio
 
 ROOT = Path(__file__).resolve().parents[2]
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 
 class Died(Exception):
@@ -45,6 +48,7 @@ class Verb:
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,
+                        preexec_fn=_die_with_parent,
                     )
                 while (code := self.process.poll()) is None:
                     await trio.sleep(0.05)
@@ -69,6 +73,10 @@ class Verb:
 
     def tail(self, lines: int = 20) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def processes_of(*words: str) -> list[psutil.Process]:
