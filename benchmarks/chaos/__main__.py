@@ -67,23 +67,25 @@ async def endure(options: argparse.Namespace, folder: Path, base: Path, number: 
     rng = random.Random(f"{options.seed}/{number}")
     storm = Storm(config, verbs, rng, options.every, kills, witness.progress)
     with trio.fail_after(options.bound):
-        async with trio.open_nursery() as serving:
-            serving.start_soon(verbs["nats"].keep_running)
+        async with trio.open_nursery() as keeping:
+            keeping.start_soon(verbs["nats"].keep_running)
             await _reachable(config)
-            serving.start_soon(verbs["actor"].keep_running)
-            async with trio.open_nursery() as storming:
-                storming.start_soon(witness.watch)
-                storming.start_soon(verbs["learner"].keep_running)
-                await _registered(config)
-                storming.start_soon(verbs["rollouts"].keep_running)
-                storming.start_soon(storm.rage)
-                await verbs["rollouts"].ended.wait()
-                await verbs["learner"].ended.wait()
-                storming.cancel_scope.cancel()
-            seconds = time.monotonic() - began
+            async with trio.open_nursery() as serving:
+                serving.start_soon(verbs["actor"].keep_running)
+                async with trio.open_nursery() as storming:
+                    storming.start_soon(witness.watch)
+                    storming.start_soon(verbs["learner"].keep_running)
+                    await _registered(config)
+                    storming.start_soon(verbs["rollouts"].keep_running)
+                    storming.start_soon(storm.rage)
+                    await verbs["rollouts"].ended.wait()
+                    await verbs["learner"].ended.wait()
+                    storming.cancel_scope.cancel()
+                seconds = time.monotonic() - began
+                serving.cancel_scope.cancel()
             await _reachable(config)
             verdict, paths = await judge(config, witness, folder / f"{run}-log")
-            serving.cancel_scope.cancel()
+            keeping.cancel_scope.cancel()
         await compare_weights(config, file, paths, folder / f"{run}-replay", verdict)
     left = [process.pid for process in processes_of(str(config.actor.port)) + processes_of(str(config.path))]
     if left:
