@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from tiny import make_batch, make_config, make_model
 
 from learner import main as learner
 from learner.lineage import Lineage, learning_fingerprint
 from protocol.bus import connect
+from protocol.cli import trajectories
 from protocol.config import Config, ConfigError
 from protocol.errors import ForkRefused, ForkUnfinished
 from protocol.fork import fork
@@ -179,6 +181,19 @@ def test_a_fork_cut_short_is_refused_until_it_is_completed(parent, monkeypatch):
             assert [len(await bus.trajectories(step)) for step in range(3)] == [8, 8, 0]
 
     asyncio.run(cut())
+
+
+def test_the_verb_says_how_to_go_on(parent, tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(msgspec.to_builtins(parent)))
+    trajectories.fork(config=file, step=3, as_="fork-told")
+    told = capsys.readouterr().out
+    assert "run fork-told begins with the 3 steps of run fork-parent before step 3" in told
+    assert "starts from the base weights, replaying steps 0 to 2" in told
+    assert f"bin/learner --config {file} --set run=fork-told" in told
+    with pytest.raises(SystemExit) as exit:
+        trajectories.fork(config=file, step=9, as_="fork-told")
+    assert exit.value.code == 2 and "it can be forked at steps 0 to 6, not at 9" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
