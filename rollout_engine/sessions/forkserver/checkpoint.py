@@ -16,7 +16,7 @@ import selectors
 import sys
 import traceback
 
-from . import control, preloading, probe, serve, transport, warm
+from . import certificates, control, preloading, probe, serve, transport
 
 
 class OtherStart(BaseException):
@@ -57,7 +57,7 @@ class Checkpoint:
     def _stop(self, name):
         self._reached = True
         asyncio.base_events.BaseEventLoop.run_forever = self._run_forever
-        warm.warm()
+        certificates.keep()
         gc.collect()
         gc.freeze()
         shared = probe.shared({0, 1, 2, self._sock.fileno()})
