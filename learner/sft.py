@@ -27,8 +27,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from learner.errors import WarmStartError
+from learner.models import huggingface
+from learner.models.family import ModelConfig, head, hidden_states
 from learner.models.huggingface import param_shapes, read_config
-from learner.models.qwen3 import Qwen3, Qwen3Config, head
 from learner.packing import Microbatch, Stream, pack
 from learner.step import sampled_logprobs
 from learner.weights import write_tensors
@@ -80,12 +81,11 @@ class Demonstrations:
         return Stream(ids, np.arange(1, len(ids)), weights, mask[1:].astype(np.float32))
 
 
-def init_params(config: Qwen3Config, seed: int):
+def init_params(config: ModelConfig, seed: int):
     """Fresh parameters: embedding normal with std 0.1, an untied head equal to its transpose, matrices normal
     with std hidden^-0.5, and those that write to the residual stream zero: noise of theirs would drown the
     embeddings, whose identity is what copying needs."""
-    row = np.zeros((1, 8), np.int32)
-    params = jax.jit(lambda key: Qwen3(config).init(key, row, row, row)["params"])(jax.random.key(seed))
+    params = jax.jit(partial(huggingface.init_params, config))(jax.random.key(seed))
     params["embed_tokens"] = params["embed_tokens"] * (EMBEDDING_STD * config.hidden_size**0.5)
     for name in ("o_proj", "down_proj"):
         params["layers"][name]["kernel"] = jnp.zeros_like(params["layers"][name]["kernel"])
@@ -148,7 +148,7 @@ def warm_start(folder: Path, demonstrations: Path, config: WarmStart, seed: int,
     @jax.jit
     def wrong_copies(params, batch: Microbatch):
         """bool [R, T]: places whose copied target is not the likeliest token."""
-        hidden = Qwen3(model).apply({"params": params}, batch.ids, batch.positions, batch.segments)
+        hidden = hidden_states(model, params, batch.ids, batch.positions, batch.segments)
         guess = jnp.argmax(jnp.take_along_axis(hidden, batch.index[..., None], 1) @ head(params), axis=-1)
         return batch.valid & (batch.behaviour == 2) & (guess != batch.targets)
 
@@ -175,7 +175,7 @@ def warm_start(folder: Path, demonstrations: Path, config: WarmStart, seed: int,
             f"after {done} steps {errors:.0%} of held-back demonstrations copy an id or an amount wrongly (at most "
             f"{REFUSE_ABOVE:.0%} may): raise warmstart.steps, or try another seed"
         )
-    write_tensors(folder / "model.safetensors", params, "float32")
+    write_tensors(folder / "model.safetensors", model, params, "float32")
     return {"steps": done, "loss": float(value), "copy_errors": errors}
 
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from learner import mesh as meshes
 from learner.grpo import TokenSums, policy_loss
 from learner.logprobs import at_places, token_logprobs
-from learner.models.qwen3 import Qwen3, Qwen3Config, head
+from learner.models.family import ModelConfig, head, hidden_states
 from learner.optimizer import apply_update, make_optimizer
 from learner.packing import Microbatch, Stream, pack
 from protocol.config import Learner
@@ -34,9 +34,9 @@ class State(NamedTuple):
     optimizer: optax.OptState
 
 
-def sampled_logprobs(params, batch: Microbatch, config: Qwen3Config, chunk: int, temperature: float):
+def sampled_logprobs(params, batch: Microbatch, config: ModelConfig, chunk: int, temperature: float):
     """Log-probability and entropy at each place of loss of a microbatch, float32 [R, S] each."""
-    hidden = Qwen3(config).apply({"params": params}, batch.ids, batch.positions, batch.segments)
+    hidden = hidden_states(config, params, batch.ids, batch.positions, batch.segments)
     return token_logprobs(
         at_places(hidden, batch.index),
         head(params),
@@ -50,7 +50,7 @@ def sampled_logprobs(params, batch: Microbatch, config: Qwen3Config, chunk: int,
 class Step:
     """The compiled functions of a run over one mesh."""
 
-    def __init__(self, model: Qwen3Config, learner: Learner, mesh: Mesh, shapes, temperature: float = 1.0):
+    def __init__(self, model: ModelConfig, learner: Learner, mesh: Mesh, shapes, temperature: float = 1.0):
         """``shapes``: the parameter tree, as arrays or as shapes."""
         self.mesh = mesh
         self.optimizer = make_optimizer(learner.optimizer, learner.steps)

@@ -29,8 +29,8 @@ from learner.checkpoint import Checkpoints
 from learner.lineage import learning_fingerprint
 from learner.mesh import DATA, make_mesh
 from learner.metrics import Metrics
+from learner.models.family import ModelConfig
 from learner.models.huggingface import load_params, param_shapes, read_config
-from learner.models.qwen3 import Qwen3Config
 from learner.packing import Stream, efficiency, pack
 from learner.room import with_room
 from learner.step import PROBE_TOKENS, Step
@@ -49,7 +49,7 @@ def model_folder(config: Config) -> Path:
     return config.path / config.model.folder
 
 
-def read_model(config: Config) -> Qwen3Config:
+def read_model(config: Config) -> ModelConfig:
     learner = config.learner
     return read_config(
         model_folder(config),

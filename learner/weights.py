@@ -11,11 +11,16 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
-from learner.models.huggingface import export_tensors, safetensors_bytes
+import numpy as np
+
+from learner.models.family import ModelConfig
+from learner.models.huggingface import carried_tensors, export_specs, export_tensors, read_config
+from learner.models.tensor_files import TensorSpec, file_pieces
 from protocol.config import ConfigError
 from protocol.records import PolicyVersion, Probe
 
@@ -32,13 +37,18 @@ COMPANIONS = (
 )
 
 
-def write_tensors(path: Path, params, dtype: str) -> str:
-    """Write one safetensors file atomically and durably; returns its sha256."""
+def write_tensors(
+    path: Path, config: ModelConfig, params, dtype: str, carried: Mapping[str, np.ndarray] | None = None
+) -> str:
+    """Write one safetensors file atomically and durably, ``carried`` tensors as they are; returns its sha256."""
+    carried = carried or {}
+    specs = export_specs(config, dtype) | {name: TensorSpec(x.shape, x.dtype) for name, x in carried.items()}
+    tensors = chain((tensor for _, tensor in export_tensors(config, params, dtype)), carried.values())
     digest = hashlib.sha256()
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(beside, "wb") as stream:
-            for piece in safetensors_bytes(export_tensors(params, dtype)):
+            for piece in file_pieces(specs, tensors):
                 digest.update(piece)
                 stream.write(piece)
             stream.flush()
@@ -58,6 +68,7 @@ class WeightStore:
         self.folder, self.base, self.dtype, self.keep = folder, base, dtype, keep
         if not (base / "config.json").exists():
             raise ConfigError(f"model.folder {base} has no config.json; it must name a Hugging Face model folder")
+        self.model = read_config(base)
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, run: str, version: int, params, probe: Probe, final: bool = False) -> PolicyVersion:
@@ -73,7 +84,9 @@ class WeightStore:
             for name in COMPANIONS:
                 if (self.base / name).exists():
                     shutil.copyfile(self.base / name, beside / name)
-            digest = write_tensors(beside / WEIGHTS, params, self.dtype)
+            digest = write_tensors(
+                beside / WEIGHTS, self.model, params, self.dtype, carried_tensors(self.model, self.base)
+            )
             if file_digest(place / WEIGHTS) != digest:
                 with self._out_of_the_way(place):
                     beside.rename(place)

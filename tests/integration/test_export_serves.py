@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.models.huggingface import read_config
-from learner.models.qwen3 import Qwen3, head
+from learner.models.family import head, hidden_states
+from learner.models.huggingface import init_params, read_config
 from learner.weights import write_tensors
 from protocol.config import resolve
 from protocol.server import free_port
@@ -30,15 +30,14 @@ NEW = 24
 def greedy(folder: Path) -> list[tuple[list[int], list[float]]]:
     """Ids and log-probabilities by the learner's own forward pass, one token at a time."""
     config = read_config(folder, remat=False)
-    row = jnp.zeros((1, 160), jnp.int32)
-    params = Qwen3(config).init(jax.random.key(3), row, row, row)["params"]
+    params = init_params(config, jax.random.key(3))
     params = jax.tree.map(lambda x: x * 3.0 if x.ndim == 3 else x, params)  # far from uniform
-    write_tensors(folder / "model.safetensors", params, "float32")
+    write_tensors(folder / "model.safetensors", config, params, "float32")
 
     @jax.jit
     def logits(ids, length):
         places = jnp.arange(ids.shape[1])[None]
-        hidden = Qwen3(config).apply({"params": params}, ids, places, (places < length).astype(jnp.int32))
+        hidden = hidden_states(config, params, ids, places, (places < length).astype(jnp.int32))
         return jax.nn.log_softmax(hidden[0, length - 1] @ head(params))
 
     outcomes = []

@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from learner.models.huggingface import read_config
-from learner.models.qwen3 import Qwen3, Qwen3Config
+from learner.models.family import ModelConfig
+from learner.models.huggingface import init_params, read_config
 from learner.packing import Stream
 from learner.weights import write_tensors
 from protocol.config import Config, resolve
@@ -33,21 +33,20 @@ SIZES = {
 }
 
 
-def init(config: Qwen3Config, seed: int = 0):
-    row = np.zeros((1, 8), np.int32)
-    return Qwen3(config).init(jax.random.key(seed), row, row, row)["params"]
+def init(config: ModelConfig, seed: int = 0):
+    return init_params(config, jax.random.key(seed))
 
 
-def write_config(folder: Path, **changes) -> Qwen3Config:
+def write_config(folder: Path, **changes) -> ModelConfig:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**SIZES, **changes}))
     return read_config(folder)
 
 
-def make_model(folder: Path, **changes) -> Qwen3Config:
+def make_model(folder: Path, **changes) -> ModelConfig:
     """A model folder with random weights."""
     config = write_config(folder, **changes)
-    write_tensors(folder / "model.safetensors", init(config), "float32")
+    write_tensors(folder / "model.safetensors", config, init(config), "float32")
     return config
 
 

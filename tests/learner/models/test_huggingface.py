@@ -15,14 +15,15 @@ from protocol.config import ConfigError
 def test_round_trip(tmp_path, tied):
     config = write_config(tmp_path, tie_word_embeddings=tied)
     params = init(config)
-    write_tensors(tmp_path / "model.safetensors", params, "float32")
+    write_tensors(tmp_path / "model.safetensors", config, params, "float32")
     jax.tree.map(np.testing.assert_array_equal, params, load_params(config, tmp_path))
 
 
 def test_the_file_is_read_by_the_safetensors_library(tmp_path):
-    params = init(make_model(tmp_path))
+    config = make_model(tmp_path)
+    params = init(config)
     library = safetensors.numpy.load_file(tmp_path / "model.safetensors")
-    ours = export_tensors(params, "float32")
+    ours = dict(export_tensors(config, params, "float32"))
     assert library.keys() == ours.keys()
     assert library["model.layers.1.mlp.down_proj.weight"].shape == (32, 64)
     for name, value in ours.items():
@@ -32,7 +33,7 @@ def test_the_file_is_read_by_the_safetensors_library(tmp_path):
 def test_bfloat16_file_rounds_once(tmp_path):
     config = write_config(tmp_path)
     params = init(config)
-    write_tensors(tmp_path / "model.safetensors", params, "bfloat16")
+    write_tensors(tmp_path / "model.safetensors", config, params, "bfloat16")
     rounded = jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), params)
     jax.tree.map(np.testing.assert_array_equal, rounded, load_params(config, tmp_path))
     assert open_tensors(tmp_path)["lm_head.weight"].itemsize == 2
@@ -43,7 +44,7 @@ def test_bfloat16_file_rounds_once(tmp_path):
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2'"),
         ({"attention_bias": True}, "attention_bias"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rotary scaling"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rotary scaling"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_refused(tmp_path, changes, message):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from learner.logprobs import at_places, token_logprobs
+from learner.models.family import head, hidden_states
 from learner.models.huggingface import export_tensors, load_params, read_config
-from learner.models.qwen3 import Qwen3, head
 from learner.packing import Stream, pack
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ def test_logits_match_transformers(reference):
     params = load_params(config, folder)
     for i in range(3):
         ids = expected[f"ids{i}"][None]
-        hidden = Qwen3(config).apply({"params": params}, ids, np.arange(ids.shape[1])[None], np.ones_like(ids))
+        hidden = hidden_states(config, params, ids, np.arange(ids.shape[1])[None], np.ones_like(ids))
         difference = np.abs(np.asarray(hidden @ head(params))[0] - expected[f"logits{i}"])
         assert difference.max() / np.abs(expected[f"logits{i}"]).max() < 1e-4
 
@@ -50,13 +50,13 @@ def test_packed_gradients_match_transformers(reference, remat):
     assert batch.segments.max() == 3, "the three must share a row for packing to be tested"
 
     def loss(params):
-        hidden = Qwen3(config).apply({"params": params}, batch.ids, batch.positions, batch.segments)
+        hidden = hidden_states(config, params, batch.ids, batch.positions, batch.segments)
         logprobs, _ = token_logprobs(at_places(hidden, batch.index), head(params), batch.targets, chunk=10)
         return jnp.sum(jnp.where(batch.valid, logprobs, 0.0))
 
     value, grads = jax.jit(jax.value_and_grad(loss))(params)
     assert float(value) == pytest.approx(float(expected["loss"]), rel=1e-5)
-    for name, grad in export_tensors(grads, "float32").items():
+    for name, grad in export_tensors(config, grads, "float32"):
         wanted = expected[f"grad:{name}"]
         assert np.linalg.norm(grad - wanted) / np.linalg.norm(wanted) < 1e-4, name
 
@@ -68,7 +68,7 @@ def test_a_segment_does_not_see_its_neighbours(reference):
     ids = np.arange(24, dtype=np.int32)[None] % 97
     segments = np.repeat([1, 2, 3], 8)[None]
     positions = np.tile(np.arange(8), 3)[None]
-    apply = jax.jit(lambda ids, segments: Qwen3(config).apply({"params": params}, ids, positions, segments))
+    apply = jax.jit(lambda ids, segments: hidden_states(config, params, ids, positions, segments))
     before = apply(ids, segments)
     changed = apply(np.where(segments == 2, ids, 50), segments)
     np.testing.assert_array_equal(before[0, 8:16], changed[0, 8:16])

@@ -1,0 +1,100 @@
+"""The gated delta rule and the short convolution before it, in plain JAX, with resets at segment edges.
+
+Invariant (rule 19): a token reads and writes the state of its own segment only; every segment starts from an empty
+state and an empty window, wherever in a chunk it starts. The recurrence is float32.
+
+Gated Delta Networks (arXiv 2412.06464): a head keeps S [K, V], and a token with key k, value v, log decay a <= 0 and
+write strength b turns it into exp(a) S + b k (v - exp(a) S^T k)^T and reads S^T q. Within a chunk all corrections are
+found at once by a unit-triangular solve; only chunks follow one another.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+CHUNK = 64
+EXACT = jax.lax.Precision.HIGHEST
+
+
+def short_convolution(x: jax.Array, weight: jax.Array, segments: jax.Array) -> jax.Array:
+    """silu of a causal convolution, each channel by itself. ``x`` [R, T, C], ``weight`` [C, W] whose last column meets
+    the token itself, ``segments`` int [R, T] -> [R, T, C]."""
+    wide, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
+    out = wide * weight[:, -1]
+    for lag in range(1, min(weight.shape[1], x.shape[1] + 1)):
+        earlier = jnp.pad(wide, ((0, 0), (lag, 0), (0, 0)))[:, : x.shape[1]]
+        out += jnp.where(same_as(segments, lag)[..., None], earlier, 0.0) * weight[:, -1 - lag]
+    return jax.nn.silu(out).astype(x.dtype)
+
+
+def same_as(segments: jax.Array, lag: int) -> jax.Array:
+    """bool [R, T]: whether the token ``lag`` places before is of the same segment."""
+    before = jnp.pad(segments, ((0, 0), (lag, 0)), constant_values=-1)[:, : segments.shape[1]]
+    return before == segments
+
+
+def gated_delta_rule(
+    q: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array, strength: jax.Array, segments: jax.Array
+) -> jax.Array:
+    """``q``, ``k`` [R, T, H, K], normalised here; ``v`` [R, T, H, V]; ``decay`` (log, <= 0) and ``strength``
+    [R, T, H]; ``segments`` int [R, T], contiguous in a row -> [R, T, H, V] in the dtype of ``v``."""
+    rows, length, heads, width = v.shape
+    q, k = (unit(x.astype(jnp.float32)) for x in (q, k))
+    q = q * q.shape[-1] ** -0.5
+    q, k, values, decay, strength = (_chunks(x) for x in (q, k, v, decay, strength))
+    masks = SegmentMasks(_chunks(segments[..., None])[:, :, 0])
+
+    total = jnp.cumsum(decay, axis=-1)
+    pairs = total[..., :, None] - total[..., None, :]
+    pairs = jnp.exp(jnp.where(masks.pairs, pairs, -jnp.inf))
+    entering = jnp.where(masks.entering, jnp.exp(total), 0.0)[..., None]
+    leaving = jnp.where(masks.leaving, jnp.exp(total[..., -1:] - total), 0.0)[..., None]
+    surviving = jnp.where(masks.surviving, jnp.exp(total[..., -1]), 0.0)[..., None, None]
+
+    written = k * strength[..., None]
+    system = jnp.einsum("...ik,...jk->...ij", written, k, precision=EXACT) * pairs
+    wanted = jnp.concatenate([values * strength[..., None], written * entering], axis=-1)
+    solved = jax.scipy.linalg.solve_triangular(system, wanted, lower=True, unit_diagonal=True)
+    new, read = jnp.split(solved, [width], axis=-1)
+    within = jnp.einsum("...ik,...jk->...ij", q, k, precision=EXACT) * pairs
+
+    def chunk(state, pieces):
+        new, read, within, query, key, surviving = pieces
+        new = new - jnp.matmul(read, state, precision=EXACT)
+        out = jnp.matmul(query, state, precision=EXACT) + jnp.matmul(within, new, precision=EXACT)
+        return state * surviving + jnp.einsum("...ck,...cv->...kv", key, new, precision=EXACT), out
+
+    state = jnp.zeros((rows, heads, k.shape[-1], width), jnp.float32)
+    _, out = jax.lax.scan(chunk, state, (new, read, within, q * entering, k * leaving, surviving))
+    return out.transpose(1, 0, 3, 2, 4).reshape(rows, -1, heads, width)[:, :length].astype(v.dtype)
+
+
+class SegmentMasks:
+    """What may pass between the tokens of a chunk, and from chunk to chunk. ``segments`` int [N, R, C]."""
+
+    def __init__(self, segments: jax.Array):
+        last = segments[..., -1]
+        before = jnp.concatenate([jnp.full_like(last[:1], -1), last[:-1]])
+        causal = jnp.tril(jnp.ones((segments.shape[-1],) * 2, bool))
+        self.pairs = ((segments[..., :, None] == segments[..., None, :]) & causal)[:, :, None]
+        """[N, R, 1, C, C]: token i sees token j."""
+        self.entering = (segments == before[..., None])[:, :, None]
+        """[N, R, 1, C]: the token sees the state that enters the chunk."""
+        self.leaving = (segments == last[..., None])[:, :, None]
+        """[N, R, 1, C]: the state that leaves the chunk sees the token."""
+        self.surviving = (last == before)[:, :, None]
+        """[N, R, 1]: what entered the chunk leaves it, too."""
+
+
+def unit(x: jax.Array) -> jax.Array:
+    """``x`` at length 1 over the last axis, as flash-linear-attention has it."""
+    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+def _chunks(x: jax.Array) -> jax.Array:
+    """[R, T, H, ...] -> [N, R, H, C, ...], filled up with zeros: such tokens write nothing."""
+    x = x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(jnp.float32)
+    x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % CHUNK)] + [(0, 0)] * (x.ndim - 2))
+    x = x.reshape(x.shape[0], -1, CHUNK, *x.shape[2:])
+    return jnp.moveaxis(x, (1, 3), (0, 2))
