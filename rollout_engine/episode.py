@@ -95,6 +95,7 @@ async def _run(setup: EpisodeSetup, task: AnyTask, id: TrajectoryId, version: in
         prompt_tokens=turns.prompt_tokens,
         started_at=started_at,
         timings={part: round(seconds, 6) for part, seconds in clock.seconds.items()},
+        ranking=stage.ranking,
         model_calls=tuple(stage.calls),
         newer_versions=tuple(sorted(turns.versions)[1:]),
     )

@@ -6,10 +6,12 @@ Reads every trajectory of the run's log and every transcript of its campaigns; e
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 import trio
 from rich.console import Console
@@ -22,6 +24,9 @@ from protocol.records import Trajectory
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.engine import model_folder
 from rollout_engine.environments.catalogue import domain
+from rollout_engine.environments.opening import open_environment
+from rollout_engine.environments.thinkingbox.places import find_thinkingbox_tasks
+from rollout_engine.environments.thinkingbox.task import PREFIX
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.evaluation.files import metrics_file
 from rollout_engine.evaluation.training import read_metrics
@@ -54,10 +59,11 @@ async def _check(config: Config) -> list[str]:
     template = ChatTemplate.from_folder(model_folder(config))
     episodes = tokens = 0
     problems: list[str] = []
-    async for trajectory in _episodes(config):
-        found = trajectory_problems(template, domain(trajectory.domain).tools, trajectory)
-        problems += [f"{trajectory.id} ({trajectory.task}): {problem}" for problem in found]
-        episodes, tokens = episodes + 1, tokens + trajectory.sampled_tokens
+    async with open_tools(config) as tools_of:
+        async for trajectory in _episodes(config):
+            found = trajectory_problems(template, await tools_of(trajectory), trajectory)
+            problems += [f"{trajectory.id} ({trajectory.task}): {problem}" for problem in found]
+            episodes, tokens = episodes + 1, tokens + trajectory.sampled_tokens
     if not episodes:
         raise ConfigurationError(f"run {config.run} has no recorded episode: its log is empty, and so is {config.path}")
     console.print(
@@ -82,6 +88,25 @@ async def _check(config: Config) -> list[str]:
         if mean > MEAN_BOUND or most > TOKEN_BOUND:
             problems.append(f"the differences exceed their bounds, {MEAN_BOUND} and {TOKEN_BOUND}")
     return problems
+
+
+@asynccontextmanager
+async def open_tools(config: Config) -> AsyncIterator[Callable[[Trajectory], Awaitable[Any]]]:
+    """What the agent of a trajectory could call: its domain's tools, or those that its ThinkingBox scenario shows, for
+    which one session a scenario is opened."""
+    shown: dict[str, Any] = {}
+    async with httpx.AsyncClient() as client, open_environment(config, client, 1) as environment:
+
+        async def tools_of(trajectory: Trajectory) -> Any:
+            if not trajectory.task.startswith(PREFIX):
+                return domain(trajectory.domain).tools
+            if trajectory.family not in shown:
+                [task] = find_thinkingbox_tasks(config, [trajectory.task])
+                async with environment.open(task, trajectory.id, 0) as stage:
+                    shown[trajectory.family] = stage.tools
+            return shown[trajectory.family]
+
+        yield tools_of
 
 
 async def _episodes(config: Config) -> AsyncIterator[Trajectory]:

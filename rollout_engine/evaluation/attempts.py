@@ -57,6 +57,8 @@ class AttemptRow(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     seed: int = 0
     reasons: tuple[str, ...] = ()
+    ranking: str = ""
+    """Whose ranking the task's knowledge search had; empty where it had none."""
     models: dict[str, ModelUsage] = {}
     """What the simulated user's and the judge's models used, by role."""
     error: AttemptError | None = None

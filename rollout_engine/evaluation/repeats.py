@@ -99,6 +99,7 @@ def _graded(task: Task, attempt: int, policy: PolicyStamp, trajectory: Trajector
         seconds=trajectory.timings.get("total", 0.0),
         seed=trajectory.seed,
         reasons=trajectory.verdict.reasons,
+        ranking=trajectory.ranking,
         models=usage_of(trajectory.model_calls),
     )
 

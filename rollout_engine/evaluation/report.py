@@ -34,14 +34,15 @@ class ScopeFigures(msgspec.Struct, frozen=True):
 def campaign_figures(rows: Sequence[AttemptRow], token_price: float) -> Report:
     """Figures of one complete campaign, as plain data. Shares are in [0, 1].
 
-    The fields are those of :class:`Summary` and :class:`Cost`, ``policy``, ``models`` with a
-    :class:`ModelUsage` a role, and ``domains`` and ``families`` with :class:`ScopeFigures` each.
+    The fields are those of :class:`Summary` and :class:`Cost`, ``policy``, ``rankings`` (whose the knowledge searches'
+    were), ``models`` with a :class:`ModelUsage` a role, ``domains`` and ``families`` with :class:`ScopeFigures` each.
     """
     tasks = outcomes(rows)
     return {
         **_plain(summarize(tasks)),
         **_plain(campaign_cost(tasks, token_price)),
         "policy": _plain(rows[0].policy),
+        "rankings": sorted({row.ranking for row in rows} - {""}),
         "models": {role: _plain(used) for role, used in total(row.models for row in rows).items()},
         "domains": _scopes(tasks, lambda outcome: outcome.domain),
         "families": _scopes(tasks, lambda outcome: outcome.scope),

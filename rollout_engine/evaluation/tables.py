@@ -70,6 +70,8 @@ def headline_table(report: Mapping[str, Any]) -> Table:
     table.add_column("change", justify="right")
     for row in headline_rows(report):
         table.add_row(*row)
+    told = dict.fromkeys([*rankings_lines(base), *rankings_lines(trained)])
+    table.caption = "; ".join(told) or None
     return table
 
 
@@ -115,10 +117,15 @@ def campaign_table(figures: Mapping[str, Any]) -> Table:
     table.add_row("all", *_campaign_cells(figures, rate), end_section=True)
     for domain, scope in figures["domains"].items():
         table.add_row(domain, *_campaign_cells(scope, percent(scope["pass_at_1"])))
-    if figures["models"]:
-        table.caption = "; ".join(models_line(role, used) for role, used in figures["models"].items())
-        table.caption_justify = "left"
+    told = [models_line(role, used) for role, used in figures["models"].items()]
+    table.caption = "; ".join([*told, *rankings_lines(figures)]) or None
+    table.caption_justify = "left"
     return table
+
+
+def rankings_lines(figures: Mapping[str, Any]) -> list[str]:
+    """What to know of the knowledge search that the agent used."""
+    return [f"ranking of the knowledge search: {ranking}" for ranking in figures["rankings"]]
 
 
 def models_line(role: str, used: Mapping[str, Any]) -> str:

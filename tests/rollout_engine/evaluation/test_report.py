@@ -93,3 +93,13 @@ def test_the_tables_print():
     assert "50.0 %" in text(campaign_table(campaign_figures(campaign(BEFORE, 8), 1.0)))
     shown = text(histogram_table({"difficult": 10, "intermediate": 5}, {"difficult": 9}, ("difficult",)))
     assert "█" * 40 in shown and "█" * 20 in shown
+
+
+def test_whose_ranking_a_knowledge_search_had_is_said():
+    rows = [msgspec.structs.replace(row, ranking="embedded") for row in campaign(BEFORE, 8)]
+    figures = campaign_figures(rows, 1.0)
+    assert figures["rankings"] == ["embedded"]
+    assert "ranking of the knowledge search: embedded" in text(campaign_table(figures))
+    report = build_report("r", rows, rows, SECONDS, 1.0)
+    assert text(headline_table(report)).count("embedded") == 1
+    assert "ranking" not in text(headline_table(made()))
