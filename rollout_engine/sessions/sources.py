@@ -17,6 +17,7 @@ from rollout_engine.sessions.results import Mode, ToolSpec
 from rollout_engine.sessions.servers import ServerSpec
 
 HASH_SEED = "0"
+CALLERS_PATH = "ENDSTATE_CALLERS_PYTHONPATH"
 
 
 class Source(Protocol):
@@ -44,7 +45,14 @@ def not_started(spec: ServerSpec, error: Exception) -> ServerStartFailed:
 def environment(spec: ServerSpec, defaults: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """The host's environment with the server's own entries; the hash seed pinned so that set order can be repeated.
 
+    ``PYTHONPATH`` is the caller's where ``bin/_python`` has put this repository in its place: a server's own packages
+    may have the names of ours.
     A tool that raises costs FastMCP 70 ms of CPU where it draws the traceback for a terminal: plain ones are for logs.
     """
     fastmcp = {"FASTMCP_LOG_LEVEL": "WARNING", "FASTMCP_ENABLE_RICH_TRACEBACKS": "false"}
-    return {"PYTHONHASHSEED": HASH_SEED, **fastmcp, **defaults, **os.environ, **spec.env}
+    inherited = dict(os.environ)
+    if CALLERS_PATH in inherited:
+        inherited["PYTHONPATH"] = inherited.pop(CALLERS_PATH)
+        if not inherited["PYTHONPATH"]:
+            del inherited["PYTHONPATH"]
+    return {"PYTHONHASHSEED": HASH_SEED, **fastmcp, **defaults, **inherited, **spec.env}
