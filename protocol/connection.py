@@ -23,10 +23,11 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
+from nats.js.errors import APIError, ServiceUnavailableError
 
 from protocol.config import Nats
 from protocol.errors import BusClosed, BusError, JetStreamMissing, PayloadLimit, ServerUnreachable, StorageFull
+from protocol.faults import FAULTS, MAKE_ROOM, Notices, may_pass, no_room
 
 T = TypeVar("T")
 
@@ -38,32 +39,8 @@ MIN_PAYLOAD = 64 * 1024
 _RECONNECT_PAUSE = 0.2
 _JETSTREAM_DISABLED = (10039, 10076)
 
-_PASSING = (
-    OSError,  # Timeouts too, nats-py's among them.
-    nats.errors.ConnectionClosedError,
-    nats.errors.ConnectionReconnectingError,
-    nats.errors.NoRespondersError,
-    nats.errors.OutboundBufferLimitError,
-    nats.errors.StaleConnectionError,
-    nats.errors.NoServersError,
-    NoStreamResponseError,
-    ServiceUnavailableError,
-)
-"""What a restarting server looks like from here: worth another try until the bound."""
-
-_PASSING_CODES = (408, 409, 503)
-"""Status of a pull whose consumer went with the old server, or is being moved."""
-
-_CONSUMER_NOT_FOUND = 10014
-"""A reader's consumer lives in memory and went with the old server."""
-
-_NO_ROOM = (10002, 10023, 10047, 10077)
-"""Error codes of a server that could not store: limits of an account, of the server, of its disk, of a stream."""
-
 _PATIENCE = 3.0
 """Seconds of a wait that nobody needs to be told of."""
-
-_SAY_AGAIN = 30.0
 
 
 class Connection:
@@ -79,8 +56,7 @@ class Connection:
         """By the subject that an answer is awaited on."""
         self._numbers = itertools.count()
         self._inbox = ""
-        self._told: dict[str, float] = {}
-        """When a kind of wait was last told of."""
+        self._notices = Notices(config)
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -203,7 +179,7 @@ class Connection:
             # Nearly every operation ends here, so it costs one timer and no more.
             try:
                 return await self._until_dropped(operation, bound)
-            except (*_PASSING, APIError) as error:
+            except FAULTS as error:
                 failure = self._passing(what, error)
         return await self._persist(what, operation, bound, failure)
 
@@ -212,15 +188,15 @@ class Connection:
     ) -> T:
         clock = asyncio.get_running_loop().time
         began = clock()
-        full_since = began if _no_room(failure) else None
+        full_since = began if no_room(failure) else None
         deadline = began + (self.config.reconnect if full_since is None else self.config.full_wait)
-        pause, told = 0.05, False
+        pause = 0.05
         try:
             async with asyncio.timeout_at(deadline) as limit:
                 # The condition is not idle: before Python 3.12 wait_for, inside nats-py, can swallow a cancellation.
                 while clock() < deadline:
                     if full_since is not None or clock() > began + _PATIENCE:
-                        told = self._tell_of_wait(failure) or told
+                        self._notices.waiting(failure)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, 1.0)
                     try:
@@ -231,27 +207,28 @@ class Connection:
                     except ServerUnreachable as error:
                         failure = error
                         continue
+                    before = no_room(failure)
                     try:
                         value = await self._until_dropped(operation, bound)
-                    except (*_PASSING, APIError) as error:
+                    except FAULTS as error:
                         failure = self._passing(what, error)
                     else:
-                        if told:
-                            self._tell_of_return()
+                        self._notices.over()
                         return value
-                    if _no_room(failure):
+                    if no_room(failure):
                         full_since = clock() if full_since is None else full_since
                         deadline = full_since + self.config.full_wait
-                    elif full_since is not None:
+                    elif before:
+                        # Restarted, now that there is room, perhaps.
                         deadline = clock() + self.config.reconnect
                     if not limit.expired():
                         limit.reschedule(deadline)
         except TimeoutError:
             pass
-        if _no_room(failure):
+        if no_room(failure):
             raise StorageFull(
                 f"{what}: the NATS server at {self.config.url} has had no room for {self.config.full_wait:g} s "
-                f"(nats.full_wait): {failure.description}. {_MAKE_ROOM}, then run the same command again: what is on "
+                f"(nats.full_wait): {failure.description}. {MAKE_ROOM}, then run the same command again: what is on "
                 "the log stays"
             ) from failure
         raise ServerUnreachable(
@@ -262,44 +239,13 @@ class Connection:
 
     def _passing(self, what: str, error: Exception) -> Exception:
         """The fault, where it may pass; raises :class:`BusError` where it won't."""
-        if isinstance(error, APIError) and not (
-            isinstance(error, _PASSING)
-            or error.code in _PASSING_CODES
-            or error.err_code == _CONSUMER_NOT_FOUND
-            or _no_room(error)
-        ):
+        if not may_pass(error):
             raise BusError(
                 f"{what}: the NATS server at {self.config.url} refused: {error}. Its log says more (bin/nats keeps it "
                 "in nats/nats.log of the run's folder)"
             ) from error
         log.debug("%s: %r", what, error)
         return error
-
-    def _tell_of_wait(self, failure: Exception | None) -> bool:
-        """Say once in a while what is waited for; whether it was said."""
-        if _no_room(failure):
-            return self._tell(
-                "full",
-                f"the NATS server at {self.config.url} has no room ({failure.description}): waiting up to "
-                f"{self.config.full_wait:g} s, nothing is lost. {_MAKE_ROOM}",
-            )
-        return self._tell(
-            "away",
-            f"no answer from NATS at {self.config.url}: waiting up to {self.config.reconnect:g} s, nothing is lost",
-        )
-
-    def _tell_of_return(self) -> None:
-        if self._told:
-            self._told.clear()
-            log.warning("NATS at %s goes on", self.config.url)
-
-    def _tell(self, kind: str, text: str) -> bool:
-        now = asyncio.get_running_loop().time()
-        if now < self._told.get(kind, -_SAY_AGAIN) + _SAY_AGAIN:
-            return False
-        self._told[kind] = now
-        log.warning("%s", text)
-        return True
 
     async def _until_dropped(self, operation: Callable[[], Awaitable[T]], bound: float | None) -> T:
         """``operation()``, or ``TimeoutError`` after ``bound`` seconds, or as soon as the connection is lost: no
@@ -348,13 +294,3 @@ class Connection:
         with suppress(nats.errors.Error, OSError):
             if self.client.is_connected:
                 await self.client.publish(subject, data)
-
-
-_MAKE_ROOM = (
-    "Make room on its disk, or raise its limit (max_file_store, or the stream's max_bytes), or purge what checkpoints "
-    "hold already (nats.retain: checkpoint)"
-)
-
-
-def _no_room(failure: BaseException | None) -> bool:
-    return isinstance(failure, APIError) and failure.err_code in _NO_ROOM
