@@ -26,6 +26,7 @@ from rollout_engine.grading.child import GraderHost, GraderLimits
 from rollout_engine.grading.judge import Judge
 from rollout_engine.grading.judge.agreeable import Agreeable
 from rollout_engine.sessions import HostLimits, SessionHost
+from rollout_engine.sessions.proxy.client import ProxyHost, ProxyLimits
 from rollout_engine.sessions.search.server import SearchUnavailable
 from rollout_engine.sessions.search.service import open_search
 from rollout_engine.users.thinkingbox import ThinkingBoxUser
@@ -77,9 +78,8 @@ async def _sessions(config: Config) -> AsyncIterator[Any]:
     """What opens sessions: a host of our own, or a proxy by its URL."""
     settings = config.tasks.thinkingbox
     if settings.proxy:
-        from rollout_engine.sessions.proxy.client import ProxyHost
-
-        async with ProxyHost(settings.proxy, key=_key(settings)) as proxy:
+        limits = ProxyLimits(open=settings.open_timeout, call=config.rollout.limits.tool_call)
+        async with ProxyHost(settings.proxy, _key(settings), limits=limits) as proxy:
             yield proxy
         return
     limits = HostLimits(
@@ -89,7 +89,9 @@ async def _sessions(config: Config) -> AsyncIterator[Any]:
         yield host
 
 
-def _key(settings: ThinkingBox) -> str:
-    if settings.proxy_key_env and not os.environ.get(settings.proxy_key_env):
+def _key(settings: ThinkingBox) -> str | None:
+    if not settings.proxy_key_env:
+        return None
+    if not os.environ.get(settings.proxy_key_env):
         raise ConfigurationError(f"tasks.thinkingbox.proxy_key_env names {settings.proxy_key_env}, which is not set")
-    return os.environ.get(settings.proxy_key_env, "") if settings.proxy_key_env else ""
+    return os.environ[settings.proxy_key_env]

@@ -6,7 +6,7 @@ read once the agent can call nothing any more; the session itself lives until th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from protocol.records import Message, ModelCall, ToolCall, Verdict
@@ -108,7 +108,7 @@ class ThinkingBoxStage:
         except SessionError as error:
             raise BackendError(f"{self._case.uid}: the session ended while it was graded: {error}") from error
         if outcome.kind in ("pass", "fail"):
-            return Verdict(outcome.reward, reasons=reasons(outcome))
+            return Verdict(outcome.reward, reasons=(*reasons(outcome), *_judged(self._judge.decisions)))
         return await self._told_apart(outcome)
 
     async def _told_apart(self, outcome: Outcome) -> Verdict:
@@ -129,6 +129,18 @@ class ThinkingBoxStage:
             return await self._session.call(name, arguments, timeout=self._call_timeout)
         except SessionError as error:
             raise BackendError(f"tool {name}: {error}") from error
+
+
+def _judged(decisions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the judge did not grant, and what it answered in no clear form."""
+    told = []
+    for decision in decisions:
+        if not (decision["answer"] and decision["clear"]):
+            unclear = "" if decision["clear"] else ", in no clear form"
+            why = f": {decision['motivation']}" if decision["motivation"] else ""
+            answer = "yes" if decision["answer"] else "no"
+            told.append(f"the judge said {answer}{unclear} to {decision['question']!r:.{_SHOWN}}{why}")
+    return told
 
 
 _ENDS = {"raised": "raised", "limit": "was stopped", "crashed": "crashed"}

@@ -14,6 +14,7 @@ from protocol.records import ModelCall
 
 class Agreeable:
     calls: Sequence[ModelCall] = ()
+    decisions: Sequence[dict[str, Any]] = ()
 
     async def ask(self, method: str, arguments: Sequence[Any]) -> Any:
         return {"answer": True, "motivation": ""} if method == "text_yesno_with_motivation" else True

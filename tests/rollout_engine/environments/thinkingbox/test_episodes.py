@@ -184,7 +184,28 @@ async def test_a_test_without_a_judge_is_a_system_error_not_a_no(open_hotel):
 
 
 class NoJudge:
-    calls = ()
+    calls = decisions = ()
 
     async def ask(self, method, arguments):
         raise JudgeError("no judge here")
+
+
+async def test_what_the_judge_denied_is_among_the_reasons(open_hotel):
+    class Strict:
+        calls = ()
+
+        def __init__(self):
+            self.decisions = []
+
+        async def ask(self, method, arguments):
+            kept = {"question": arguments[1], "answer": False, "motivation": "it is silent", "clear": False}
+            self.decisions.append(kept)
+            return False
+
+    async with open_hotel() as hotel:
+        hotel.environment = replace(hotel.environment, make_judge=Strict)
+        trajectory = await hotel.play("test_today", DONE)
+    assert trajectory.reward == 0.0
+    assert trajectory.verdict.reasons[-1] == (
+        "the judge said no, in no clear form to 'Does the message say that booking B2 stands?': it is silent"
+    )
