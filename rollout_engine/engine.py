@@ -30,6 +30,7 @@ from rollout_engine.batch import BatchState
 from rollout_engine.circuit import OutageStatus
 from rollout_engine.clock import StepClock
 from rollout_engine.curation.beliefs import Counts, TaskBeliefs
+from rollout_engine.descriptors import allow_connections
 from rollout_engine.diagnosis import diagnosis
 from rollout_engine.environments.environment import AnyTask
 from rollout_engine.environments.opening import open_environment
@@ -239,6 +240,7 @@ async def open_setup(config: Config, policy: Policy, samples: int | None = None)
             "judge.kind is agreeable, which says yes to everything: set it to llm wherever a model plays"
         )
     template, sampling = load_template(config), config.rollout.sampling
+    allow_connections(max(config.rollout.concurrency, config.evaluation.concurrency))
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(httpx.AsyncClient())
         environment = await stack.enter_async_context(
