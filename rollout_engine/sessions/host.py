@@ -21,7 +21,7 @@ import anyio
 
 from rollout_engine.sessions.admission import Room
 from rollout_engine.sessions.errors import HostFull, SessionError, SessionTimeout
-from rollout_engine.sessions.limits import HostLimits
+from rollout_engine.sessions.limits import HostLimits, raise_descriptor_limit
 from rollout_engine.sessions.links import Link, ProcessLink
 from rollout_engine.sessions.modes import start_source
 from rollout_engine.sessions.results import Mode
@@ -42,6 +42,7 @@ class SessionHost:
         self._starting = {name: anyio.Lock() for name in self.servers}
 
     async def __aenter__(self) -> SessionHost:
+        raise_descriptor_limit(self.limits.open)
         self._group = anyio.create_task_group()
         self._tasks = await self._group.__aenter__()
         return self
@@ -116,7 +117,8 @@ class SessionHost:
         amount = sum(self._sources[server].bytes() for server in origin._links)
         async with self._admitted(amount):
             links = await origin.copy_links(seed, bound=bound)
-            session = Session(uuid.uuid4().hex, links, origin._visible, self)
+            # Its servers know it by the id that they were initialized with.
+            session = Session(origin.id, links, origin._visible, self)
             session.init_result = dict(origin.init_result)
             session._owns_resources = False
             try:

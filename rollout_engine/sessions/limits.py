@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass, field
 
 MEBIBYTE = 1 << 20
+DESCRIPTORS_BESIDE = 256
+DESCRIPTORS_A_SESSION = 4
 
 
 def available_memory() -> int:
@@ -18,6 +21,18 @@ def available_memory() -> int:
     except OSError:
         pass
     return 8 << 30
+
+
+def raise_descriptor_limit(sessions: int) -> None:
+    """Let this process have the descriptors of so many sessions, as far as the system allows.
+
+    A session holds two for each of its servers. Beyond the system's limit opening raises HostFull.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = DESCRIPTORS_BESIDE + DESCRIPTORS_A_SESSION * sessions
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from rollout_engine.sessions.errors import HostFull
 from rollout_engine.sessions.limits import HostLimits
 from rollout_engine.sessions.results import Usage
 from rollout_engine.sessions.wire import Wire, WireError
@@ -208,10 +209,13 @@ async def fork(
 ) -> SessionProcess:
     """Ask the process behind the first wire to fork.
 
-    The exchange can't be cancelled: a process must not come to be that nobody holds. Raises ForkRefused, or ForkFailed
-    after which the parent is unusable.
+    The exchange can't be cancelled: a process must not come to be that nobody holds. Raises ForkRefused, HostFull,
+    or ForkFailed, after which the parent is unusable.
     """
-    ours, theirs = socket.socketpair()
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError as error:
+        raise HostFull(f"this process has no room for another session: {error.strerror}") from error
     with theirs:
         request = {"fork": {"seed": seed, "bound": bound}}
         try:
@@ -220,9 +224,17 @@ async def fork(
         except (WireError, TimeoutError) as error:
             ours.close()
             raise ForkFailed(str(error) or f"no answer within {limits.fork_timeout:g} s") from error
-    if "refused" in reply:
+    if "pid" not in reply:
         ours.close()
+        if "full" in reply:
+            raise HostFull(f"the system has no room for another process: {reply['full']}")
         raise ForkRefused(reply["refused"])
+    if not fds:
+        # It came to be, and the descriptor that we would hold it by did not get through.
+        ours.close()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(limits.fork_timeout):
+            await parents[0].control({"reap": reply["pid"]})
+        raise HostFull("this process has no room for another session's descriptors")
     return SessionProcess(reply["pid"], fds[0], Wire(ours, limits.result_bytes, last_id), parents, limits)
 
 

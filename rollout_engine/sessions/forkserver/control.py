@@ -73,15 +73,22 @@ def adopt_orphans():
 def fork(request, prepare=None):
     """Fork. In the parent: (pid, pidfd). In the child: (0, None), in a process group of its own, random state seeded.
 
-    ``bound``: the kernel ends the child with this process. ``prepare()`` runs first of all in the child.
+    ``bound``: the kernel ends the child with this process. ``prepare()`` runs first of all in the child. Raises OSError
+    where the system has no room for a process or a descriptor; there is no child then.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
     pid = os.fork()
     if pid:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         forked.add(pid)
-        return pid, os.pidfd_open(pid)
+        return pid, pidfd
     forked.clear()
     if prepare is not None:
         prepare()
@@ -102,12 +109,17 @@ def seed(value):
 
 
 def reap(pid):
-    """End what is left of a child's process group and say what all of it used. The child itself must have ended."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
+    """End a child, if it hasn't ended, with what is left of its process group, and say what all of it used."""
     cpu, peak, outcome = 0.0, 0, None
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return {"cpu": cpu, "peak": peak, "status": outcome}  # no child of ours: its pid may be another's by now
+    for end in (os.kill, os.killpg):
+        try:
+            end(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
     deadline = time.monotonic() + REAP_SECONDS
     while True:
         try:

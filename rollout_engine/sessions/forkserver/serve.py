@@ -46,11 +46,15 @@ def serve(sock, settle):
     control.outlive_parent()  # which would kill us before we could end what is below us
     for request, fds in requests(sock):
         if "fork" in request:
-            pid, pidfd = control.fork(request["fork"], settle)
-            if not pid:
-                return fds[0]
-            control.send(sock, {"pid": pid}, [pidfd])
-            os.close(pidfd)
+            try:
+                pid, pidfd = control.fork(request["fork"], settle)
+            except OSError as error:
+                control.send(sock, {"full": error.strerror})
+            else:
+                if not pid:
+                    return fds[0]
+                control.send(sock, {"pid": pid}, [pidfd])
+                os.close(pidfd)
         elif "reap" in request:
             control.send(sock, control.reap(request["reap"]))
         for fd in fds:

@@ -133,17 +133,8 @@ class Wire:
 
     async def _control(self, request, fds):
         if "fork" in request:
-            refusal = self._refusal(fds)
-            if refusal:
-                await self._send(control.encode({"refused": refusal}))
-            else:
-                gc.freeze()
-                pid, pidfd = control.fork(request["fork"])
-                if not pid:
-                    self._become_copy(fds[0])
-                    return
-                await self._send(control.encode({"pid": pid}), [pidfd])
-                os.close(pidfd)
+            if await self._fork(request["fork"], fds):
+                return
         elif "reap" in request:
             await self._send(control.encode(control.reap(request["reap"])))
         elif "modules" in request:
@@ -157,6 +148,25 @@ class Wire:
             await self._send(control.encode({"refused": refusal} if refusal else {"settled": True}))
         for fd in fds:
             os.close(fd)
+
+    async def _fork(self, request, fds):
+        """Fork and answer. True in the child, whose descriptors are its own already."""
+        refusal = self._refusal(fds)
+        if refusal:
+            await self._send(control.encode({"refused": refusal}))
+            return False
+        gc.freeze()
+        try:
+            pid, pidfd = control.fork(request)
+        except OSError as error:
+            await self._send(control.encode({"full": error.strerror}))
+            return False
+        if not pid:
+            self._become_copy(fds[0])
+            return True
+        await self._send(control.encode({"pid": pid}), [pidfd])
+        os.close(pidfd)
+        return False
 
     def _refusal(self, fds=()):
         """Why this process can't be copied now, or nothing. ``fds`` came with the request."""
