@@ -221,6 +221,11 @@ class AsyncioBus:
         id = f"{self.run}/batch/{batch.step}"
         return await self.stream.publish(subject, encode(batch), id, last=0) is not None
 
+    async def batch_steps(self) -> list[int]:
+        """Steps that have a manifest, ascending."""
+        found = await self.stream.subjects(subjects.batch(self.run, "*"))
+        return sorted(subjects.step_of(subject) for subject in found)
+
     async def batch(self, step: int) -> Batch | None:
         """A step's manifest, or None."""
         return await self._newest(subjects.batch(self.run, step), Batch)

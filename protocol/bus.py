@@ -97,6 +97,10 @@ class Bus:
         """Log a step's manifest. False: the step has one already."""
         return await self._call(self._core.publish_batch, batch)
 
+    async def batch_steps(self) -> list[int]:
+        """Steps that have a manifest, ascending."""
+        return await self._call(self._core.batch_steps)
+
     async def batch(self, step: int) -> Batch | None:
         """A step's manifest, or None."""
         return await self._call(self._core.batch, step)

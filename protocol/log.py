@@ -222,7 +222,8 @@ async def export(bus: Bus, folder: str | Path, first: int | None = None, last: i
             f"checkpoint says: export from step {horizon} on (--first {horizon})"
         )
     written = []
-    for step in await bus.steps():
+    # A step that trained on nothing but what earlier ones left over has a manifest and no trajectory of its own.
+    for step in sorted({*await bus.steps(), *await bus.batch_steps()}):
         if step < max(horizon, first or 0) or (last is not None and step > last):
             continue
         path = folder / f"step-{step:06}.jsonl"

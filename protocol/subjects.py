@@ -46,7 +46,7 @@ def trajectories(run: str, step: int | None = None) -> str:
 
 
 def step_of(subject: str) -> int:
-    """The step that a trajectory or a record of attempts belongs to."""
+    """The step that a trajectory, a batch or a record of attempts belongs to."""
     return int(subject.split(".")[3])
 
 

@@ -325,3 +325,24 @@ def test_export_and_read_give_back_the_run(go, nats_config, run, make_trajectory
             read([tmp_path / "none"])
 
     go(scenario)
+
+
+def test_a_step_that_trained_on_carried_groups_alone_is_exported(go, nats_config, run, make_trajectory, tmp_path):
+    async def scenario():
+        made = [make_trajectory(run, 0, 0, sample) for sample in range(2)]
+        carried = msgspec.structs.replace(_batch(made), step=1)
+        async with connect(nats_config, run) as bus:
+            for trajectory in made:
+                await bus.publish_trajectory(trajectory)
+            await bus.publish_batch(_batch(made))
+            await bus.publish_batch(carried)
+            assert await bus.steps() == [0]
+            assert await bus.batch_steps() == [0, 1]
+            await export(bus, tmp_path / "all")
+            await export(bus, tmp_path / "second", first=1)
+        assert list(read([tmp_path / "all"]).batches) == [0, 1]
+        second = read([tmp_path / "second"])
+        assert second.batches == {1: carried}
+        assert list(second.trajectories.values()) == made
+
+    go(scenario)
