@@ -43,12 +43,15 @@ def _fileno(sock):
         return -1
 
 
-def close_by_peer(fds):
-    """Put a stream that has ended in the place of each descriptor."""
-    if not fds:
-        return
-    ended, other = socket.socketpair()
-    other.close()
+def ended_stream():
+    """A TCP connection that the other side has closed. Made before a fork, so that a failure is not the copy's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ended = socket.create_connection(listener.getsockname())
+        listener.accept()[0].close()
+    return ended
+
+
+def close_by_peer(fds, ended):
+    """Put the ended stream in the place of each descriptor."""
     for fd in fds:
         os.dup2(ended.fileno(), fd, inheritable=False)
-    ended.close()

@@ -157,7 +157,10 @@ class Wire:
             return False
         gc.freeze()
         try:
-            pid, pidfd = control.fork(request)
+            with connections.ended_stream() if self._pooled else contextlib.nullcontext() as ended:
+                pid, pidfd = control.fork(request)
+                if not pid:
+                    connections.close_by_peer(self._pooled, ended)
         except OSError as error:
             await self._send(control.encode({"full": error.strerror}))
             return False
@@ -188,7 +191,6 @@ class Wire:
         os.set_blocking(fd, False)
         os.dup2(fd, self._sock.fileno(), inheritable=False)
         os.close(fd)
-        connections.close_by_peer(self._pooled)
         preloading.started()
         loop = self._loop
         asyncio._set_running_loop(loop)  # which is remembered together with the pid

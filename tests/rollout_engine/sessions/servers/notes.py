@@ -9,20 +9,23 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 
+import httpx
 import mcp.server.stdio
 import mcp_types as types
 from mcp.server.lowlevel.server import Server
 
 state = {"notes": []}
 kept = []
+clients = {}
 NAMES = (
     "__reserved__init __reserved__geteffects __reserved__teardown note in_thread draw pid print exit crash spin big "
-    "keep_file keep_temp keep_thread load loaded"
+    "keep_file keep_temp keep_thread keep_socket load loaded fetch fetch_async"
 ).split()
 
 
@@ -64,6 +67,14 @@ async def call(name, arguments):
         kept.append(tempfile.TemporaryDirectory())
     if name == "keep_thread":
         threading.Thread(target=time.sleep, args=(3600,), daemon=True, name="watcher").start()
+    if name == "keep_socket":
+        kept.append(socket.create_connection(("127.0.0.1", arguments["port"])))
+    if name == "fetch":
+        clients.setdefault(name, httpx.Client())
+        return clients[name].get(arguments["url"]).text
+    if name == "fetch_async":
+        clients.setdefault(name, httpx.AsyncClient())
+        return (await clients[name].get(arguments["url"])).text
     if name == "load":
         importlib.import_module(arguments["module"])
     if name == "loaded":
