@@ -6,6 +6,7 @@ still to come; it is opened and closed by one task. Where a template can't be ha
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -39,7 +40,9 @@ class GroupSessions:
         kept = self._kept.get(group)
         if kept is None:
             kept = self._kept[group] = _Kept()
-            self._nursery.start_soon(self._keep, group, kept, configs, seed, tools)
+            # What init draws is the group's, whichever of its samples comes first.
+            drawn = zlib.crc32(repr(group).encode())
+            self._nursery.start_soon(self._keep, group, kept, configs, drawn, tools)
         kept.enter()
         try:
             await kept.ready.wait()
