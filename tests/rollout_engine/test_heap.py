@@ -20,25 +20,23 @@ def run(heap, count):
             pass
 
 
-def test_a_hundred_ended_episodes_are_left_and_more_where_many_are_open(collections):
+def test_the_more_episodes_are_open_the_more_must_end_before_a_collection(collections):
     heap = Heap()
-    run(heap, 1000)
+    run(heap, 10_000)
     assert len(collections) == 10
     collections.clear()
     open_ones = [heap.episode() for _ in range(500)]
     for one in open_ones:
         one.__enter__()
-    run(heap, 5 * (100 + 4 * 500))
-    assert len(collections) == 5
-    collections.clear()
-    for one in open_ones:
-        one.__exit__(None, None, None)
-    assert len(collections) >= 1
+    run(heap, 1000 + 16 * 500 - 1)
+    assert len(collections) == 0
+    run(heap, 1)
+    assert len(collections) == 1
 
 
 def test_an_episode_that_fails_counts(collections):
     heap = Heap()
-    for _ in range(100):
+    for _ in range(1000):
         with pytest.raises(KeyError), heap.episode():
             raise KeyError
     assert len(collections) == 1

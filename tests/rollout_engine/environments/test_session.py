@@ -1,3 +1,4 @@
+import gc
 from contextlib import AsyncExitStack
 
 import anyio
@@ -128,13 +129,13 @@ async def test_what_the_body_raises_comes_out_as_it_is():
             raise BackendError("plain")
 
 
-async def test_a_call_over_its_bound_is_a_system_error(autojump_clock, monkeypatch):
+async def test_a_call_over_its_bound_is_a_system_error(autojump_clock):
     async with open_session(TASKS[0], call_timeout=3.0) as session:
 
         async def hang(*_):
             await trio.sleep_forever()
 
-        monkeypatch.setattr(session._client, "send_request", hang)
+        session._client.send_request = hang
         started = trio.current_time()
         with pytest.raises(BackendError, match="took over 3 s"):
             await session.call("refund", {})
@@ -162,3 +163,24 @@ def test_a_session_runs_on_asyncio_too():
     results, snapshot = anyio.run(episode, backend="asyncio")
     alone, expected = replay(domain(task.domain), task, task.oracle)
     assert (results, snapshot) == (alone, stable(expected))
+
+
+async def test_a_closed_session_leaves_nothing_for_a_full_garbage_collection():
+    tasks = generate(["travel", "retail"], "train", 20)
+
+    async def sessions() -> None:
+        for task in tasks:
+            async with open_session(task) as session:
+                for call in calls_of(task.script)[:1]:
+                    await session.call(call.name, call.arguments)
+                session.finish()
+            gc.collect(1)  # what a call leaves is young, and found at once
+
+    await sessions()
+    gc.collect()
+    gc.disable()
+    try:
+        await sessions()
+        assert gc.collect() < 5 * len(tasks)
+    finally:
+        gc.enable()
