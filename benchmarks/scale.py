@@ -213,12 +213,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = tiny_config(folder)
         trio.run(make_folder, model_folder(config), load_tasks(config.tasks.domains, "train", 60), config)
-        print("at once   turns  CPU ms/turn  CPU busy  kB/episode  lag p50   p99    worst  longest passes  passed   wall")
+        print("at once   turns  CPU ms/turn  CPU busy  kB/episode  lag p50   p99    worst   longest  passed   wall")
         for concurrency in options.concurrency:
             r = _in_process(scale, folder, concurrency, options.latency)
             print(
                 f"{concurrency:7,} {r['turns']:7,} {r['ms']:12.2f} {r['load']:9.0%} {r['kB']:11.0f} {r['p50']:8.2f}"
-                f" {r['p99']:5.1f} {r['worst']:7.1f} ms {r['longest']:9.1f} ms {r['passed']:7.1%} {r['wall']:5.0f} s",
+                f" {r['p99']:5.1f} {r['worst']:7.1f} ms {r['longest']:6.1f} ms {r['passed']:7.1%} {r['wall']:5.0f} s",
                 flush=True,
             )
         if options.turns:
