@@ -36,7 +36,8 @@ def configure(folder: Path, run: str, steps: int, staleness: int) -> Path:
     """Write the configuration of ``run``; returns its file."""
     tree = yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text())
     tree |= {"run": run, "folder": str(folder)}
-    tree["nats"] = {"url": f"nats://127.0.0.1:{free_port()}"}
+    # A verb that is started again while the server is, too, waits for it.
+    tree["nats"] = {"url": f"nats://127.0.0.1:{free_port()}", "connect_timeout": 30}
     tree["actor"] |= {"port": free_port(), "health_every": 0.5}
     tree["tasks"] |= {"train": 40, "heldout": 20}
     tree["warmstart"] |= {"demonstrations": 2000, "steps": 250}
