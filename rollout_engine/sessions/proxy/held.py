@@ -30,7 +30,7 @@ from rollout_engine.sessions.proxy.messages import (
     object_reply,
     text_reply,
 )
-from rollout_engine.sessions.proxy.schemas import inlined
+from rollout_engine.sessions.proxy.schemas import Described
 from rollout_engine.sessions.results import CallResult
 
 ANY_TOOL = "__reserved__server_tool"
@@ -53,12 +53,13 @@ class ServerTool(msgspec.Struct):
 class HeldSession:
     """One task holds it open (:meth:`hold`); clients' requests use it meanwhile."""
 
-    def __init__(self, asked: SessionCreate):
+    def __init__(self, asked: SessionCreate, described: Described):
         self.id = asked.session_id
         self.info: dict[str, Any] = {}
         self.closed = trio.Event()
         """Set once everything of it is gone."""
         self._asked = asked
+        self._described = described
         self._session: Any = None
         self._ended: str | None = None
         self._end = trio.Event()
@@ -118,15 +119,8 @@ class HeldSession:
         return trio.current_time() - self._last_used
 
     def tools(self) -> dict[str, dict[str, Any]]:
-        """The visible tools as the protocol lists them, ``{name: {description, inputSchema}}``, and their servers."""
-        return {
-            tool.name: {
-                "description": tool.description,
-                "inputSchema": inlined(tool.input_schema),
-                "server": tool.server,
-            }
-            for tool in self._session.tools
-        }
+        """The visible tools by name, as the protocol lists them. Raises SchemaError."""
+        return {tool.name: self._described(tool) for tool in self._session.tools}
 
     async def call_tool(self, call: CallTool, body: bytes, abandoned: Callable[[], bool]) -> Reply:
         """Carry out a call, unless it has been already; its reply. ``abandoned`` says whether nobody will read it."""

@@ -16,6 +16,7 @@ import trio
 from rollout_engine.sessions.errors import HostFull, SessionError, SessionTimeout
 from rollout_engine.sessions.proxy.held import HeldSession
 from rollout_engine.sessions.proxy.messages import ProxyError, SessionCreate
+from rollout_engine.sessions.proxy.schemas import Described
 
 FULL = 429
 """Of a host without room: the public client waits and asks again."""
@@ -30,6 +31,7 @@ class Registry:
         self._host = host
         self._nursery = nursery
         self._sessions: dict[str, HeldSession] = {}
+        self._described = Described()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -48,7 +50,7 @@ class Registry:
         for server in asked.server_config:
             if server not in self._host.servers:
                 raise ProxyError(f"Server {server} does not exist")
-        held = self._sessions[asked.session_id] = HeldSession(asked)
+        held = self._sessions[asked.session_id] = HeldSession(asked, self._described)
         try:
             with trio.fail_after(asked.timeout):
                 return await self._nursery.start(held.hold, self._opening(asked))

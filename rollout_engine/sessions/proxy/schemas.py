@@ -8,9 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rollout_engine.sessions.results import ToolSpec
+
 
 class SchemaError(ValueError):
     """A schema that can't be written without references."""
+
+
+class Described:
+    """Tools as the protocol lists them. A tool that is the same object for many sessions is worked on once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[ToolSpec, dict[str, Any]]] = {}
+
+    def __call__(self, tool: ToolSpec) -> dict[str, Any]:
+        """``{description, inputSchema, server}``, not to be changed; the server is our addition. Raises SchemaError."""
+        known = self._known.get((tool.server, tool.name))
+        if known is None or known[0] is not tool:
+            described = {"description": tool.description, "inputSchema": inlined(tool.input_schema)}
+            known = self._known[tool.server, tool.name] = tool, described | {"server": tool.server}
+        return known[1]
 
 
 def inlined(schema: Mapping[str, Any]) -> dict[str, Any]:

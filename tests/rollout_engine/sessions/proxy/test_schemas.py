@@ -4,7 +4,8 @@ import copy
 
 import pytest
 
-from rollout_engine.sessions.proxy.schemas import SchemaError, inlined
+from rollout_engine.sessions.proxy.schemas import Described, SchemaError, inlined
+from rollout_engine.sessions.results import ToolSpec
 
 
 def test_references_are_inlined_and_titles_dropped():
@@ -50,3 +51,13 @@ def test_a_property_named_like_a_keyword_stays():
 def test_a_reference_that_cannot_be_followed(schema, told):
     with pytest.raises(SchemaError, match=told):
         inlined(schema)
+
+
+def test_a_tool_is_described_once_and_a_changed_one_again():
+    described = Described()
+    tool = ToolSpec("book", "Book.", {"title": "Arguments"}, "hotel")
+    assert described(tool) == {"description": "Book.", "inputSchema": {}, "server": "hotel"}
+    assert described(tool) is described(tool)
+    other = ToolSpec("book", "Book!", {"type": "object"}, "hotel")
+    assert described(other) == {"description": "Book!", "inputSchema": {"type": "object"}, "server": "hotel"}
+    assert described(ToolSpec("book", "", {}, "train"))["server"] == "train"
