@@ -42,13 +42,13 @@ class Template:
 
 
 @pytest.fixture
-async def groups(autojump_clock):
+async def groups():
     async with trio.open_nursery() as nursery:
         yield GroupSessions(Host(), nursery)
         nursery.cancel_scope.cancel()
 
 
-async def test_members_share_a_template_that_goes_once_nobody_came_for_a_while(groups):
+async def test_members_share_a_template_that_goes_once_nobody_came_for_a_while(groups, autojump_clock):
     host, got = groups._host, []
 
     async def member(group, seed, seconds):
@@ -71,7 +71,7 @@ async def test_members_share_a_template_that_goes_once_nobody_came_for_a_while(g
     assert len(host.seeds) == 3 and host.seeds[2] in host.seeds[:2]  # what init draws is the group's
 
 
-async def test_a_template_that_cannot_be_opened_fails_its_members_and_the_next_one_tries_again(groups):
+async def test_a_template_that_cannot_be_opened_fails_its_members_and_the_next_one_tries_again(groups, autojump_clock):
     groups._host.fail = InitFailed("no")
     failed = []
 
@@ -90,7 +90,7 @@ async def test_a_template_that_cannot_be_opened_fails_its_members_and_the_next_o
     assert len(failed) == 2
 
 
-async def test_a_template_that_cannot_be_cloned_any_more_is_replaced(groups):
+async def test_a_template_that_cannot_be_cloned_any_more_is_replaced(groups, autojump_clock):
     async with groups.open("a", {}, 0, ()) as (number, _):
         assert number == 1
     groups._host.dead.add(1)
