@@ -37,7 +37,6 @@ from protocol.server import free_port
 from rollout_engine.environments.thinkingbox.dataset import Case, load_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
-AIRLINE = "airline_tau_bench"
 TASKS = "releases/dataset_2604_airline_tau_bench/testlist_2604_airline_tau_bench.yaml"
 BENCH = "releases/thinkingbox_bench_v1/testlist_thinkingbox_bench_v1.yaml"
 UUID = "-".join(f"[0-9a-f]{{{length}}}" for length in (8, 4, 4, 4, 12))
@@ -216,17 +215,18 @@ def measure_infer(proxies: list[Proxy], peer: Peer, rounds: int, tasks: int, bat
             ("send_certificate", {"user_id": user, "reason": "other", "reservation_id": reservation, "amount": 50}),
         ]
 
+    selectors = yaml.safe_load((peer.data / TASKS).read_text())[:tasks]
+    world = load_dataset(peer.data / "dataset").hydrate(selectors[:1], agent="think")[0].world
     for proxy in proxies:
         # So that no contender pays for the first start of a server in what is measured.
-        post(proxy, "/session_create", session_id="first", server_config={AIRLINE: {}}, available_tools=[])
+        post(proxy, "/session_create", session_id="first", server_config=world, available_tools=[])
         post(proxy, "/session_destroy", session_id="first")
     wall = dict.fromkeys(proxies, 0.0)
     cpu = dict.fromkeys(proxies, 0.0)
     client = dict.fromkeys(proxies, 0.0)
     rows: dict[Proxy, list[dict[str, Any]]] = {}
     with scripted_agent(script) as url, tempfile.TemporaryDirectory() as folder:
-        chosen = Path(folder, "tasks.yaml")
-        chosen.write_text(yaml.safe_dump(yaml.safe_load((peer.data / TASKS).read_text())[:tasks]))
+        Path(folder, "tasks.yaml").write_text(yaml.safe_dump(selectors))
         for round_ in range(rounds):
             for proxy in proxies if round_ % 2 == 0 else proxies[::-1]:
                 output = Path(folder, f"{proxy.port}.jsonl")

@@ -11,7 +11,6 @@ wait is bounded by :class:`ProxyLimits`.
 from __future__ import annotations
 
 import json
-import re
 import ssl
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -24,26 +23,20 @@ import anyio
 import httpx
 
 from rollout_engine.sessions.errors import (
-    CannotBranch,
     HostFull,
     InitFailed,
     ResultTooLarge,
     ServerStartFailed,
-    SessionClosed,
     SessionDied,
     SessionError,
     SessionTimeout,
-    UnknownTool,
 )
-from rollout_engine.sessions.proxy.held import ANY_TOOL, TIMED_OUT
 from rollout_engine.sessions.proxy.registry import FULL
-from rollout_engine.sessions.results import CallResult, ToolSpec, Usage
+from rollout_engine.sessions.proxy.session import ProxySession, fault_of
 
 UNAUTHORIZED = 401
 ASK_AGAIN = (FULL, 503)
 """Of a proxy that has no room: nothing was opened."""
-KINDS = {kind.kind: kind for kind in SessionError.__subclasses__()}
-NO_TOOL = re.compile(r"Tool .+ does not exist", re.DOTALL)
 IDLE = 4.0
 """Seconds that an idle connection is kept: the public proxy's server closes its own after 5, and a request that crosses
 the closing is lost with its outcome unknown."""
@@ -137,10 +130,11 @@ class ProxyHost:
         deadline = anyio.current_time() + self.limits.open
         while True:
             left = max(deadline - anyio.current_time(), 0.0)
-            status, reply = await self._post("/session_create", body, left, ServerStartFailed)
+            asked = body | {"open_timeout": left}
+            status, reply = await self._post("/session_create", asked, left + self.limits.margin, ServerStartFailed)
             if status == 200:
                 return reply
-            fault = _fault(f"{self.url} did not open a session", status, reply, InitFailed)
+            fault = fault_of(f"{self.url} did not open a session", status, reply, InitFailed)
             if status not in ASK_AGAIN:
                 if tools is None:
                     fault.add_note("A public Session Proxy wants the tools named.")
@@ -185,83 +179,6 @@ class ProxyHost:
         return reply.status_code, envelope
 
 
-class ProxySession:
-    """Made by :meth:`ProxyHost.open`; used as a :class:`~rollout_engine.sessions.session.Session` is.
-
-    ``ranking``: whose knowledge search its servers have, where the proxy tells.
-    """
-
-    missing: tuple[str, ...] = ()
-
-    def __init__(self, host: ProxyHost, session_id: str, servers: list[str], created: Mapping[str, Any]):
-        self.id = session_id
-        self.init_result: dict[str, Any] = created["content"]["value"]
-        self.ranking: str | None = created.get("ranking")
-        self.tools: list[ToolSpec] = []
-        self.usage: dict[str, Usage] = {}
-        self._host = host
-        self._servers = servers
-        self._lock = anyio.Lock()
-        self._ended = ""
-
-    async def call(self, tool_name: str, arguments: Mapping[str, Any], timeout: float | None = None) -> CallResult:
-        """Call a visible tool. Raises UnknownTool, or another SessionError, after which the session is dead."""
-        if all(tool.name != tool_name for tool in self.tools):
-            raise UnknownTool(f"no server of this session shows a tool {tool_name!r}")
-        return await self._call(tool_name, arguments, timeout)
-
-    async def call_on(
-        self, server: str, tool_name: str, arguments: Mapping[str, Any], timeout: float | None = None
-    ) -> CallResult:
-        """Call any tool of a server, hidden and reserved ones too."""
-        if server not in self._servers:
-            raise UnknownTool(f"this session has no server {server!r}; it has {', '.join(self._servers)}")
-        asked = {"server_name": server, "tool_name": tool_name, "arguments": arguments}
-        return await self._call(ANY_TOOL, asked, timeout)
-
-    async def effects(self, timeout: float | None = None) -> dict[str, Any]:
-        return (await self._ask("/get_effects", {}, timeout))["content"]["value"]
-
-    @asynccontextmanager
-    async def branch(self, seed: int = 0) -> AsyncIterator[ProxySession]:
-        raise CannotBranch("a Session Proxy's protocol has no branching; use a SessionHost in the process")
-        yield  # what makes it a generator
-
-    async def _call(self, name: str, arguments: Mapping[str, Any], timeout: float | None) -> CallResult:
-        body = {"tool_name": name, "arguments": arguments, "call_id": uuid.uuid4().hex}
-        reply = await self._ask("/call_tool", body, timeout)
-        text = reply["content"]["value"]
-        content = reply.get("blocks", [{"type": "text", "text": text}])
-        return CallResult(text, content, bool(reply.get("isError")))
-
-    async def _list_tools(self) -> None:
-        listed = (await self._ask("/list_tools", {}, None))["content"]["value"]["tools"]
-        only = self._servers[0] if len(self._servers) == 1 else ""
-        self.tools = [
-            ToolSpec(name, tool.get("description") or "", tool["inputSchema"], tool.get("server", only))
-            for name, tool in listed.items()
-        ]
-
-    async def _ask(self, path: str, body: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
-        bound = self._host.limits.call + self._host.limits.margin if timeout is None else timeout
-        async with self._lock:
-            if self._ended:
-                raise SessionClosed(f"this session has ended: {self._ended}")
-            try:
-                status, reply = await self._host._post(path, {"session_id": self.id, **body}, bound, SessionDied)
-                if status != 200:
-                    raise _fault(f"{self._host.url}{path}", status, reply, SessionDied)
-            except UnknownTool:
-                raise
-            except SessionError as error:
-                self._ended = str(error)
-                raise
-            except BaseException:
-                self._ended = f"{path} was abandoned"
-                raise
-        return reply
-
-
 class ProxyTemplate:
     """As a SessionHost's template, without its savings."""
 
@@ -274,14 +191,3 @@ class ProxyTemplate:
     async def clone(self, seed: int = 0) -> AsyncIterator[ProxySession]:
         async with self._host.open(self._configs, seed=seed, tools=self._tools) as session:
             yield session
-
-
-def _fault(where: str, status: int, envelope: Mapping[str, Any], default: type[SessionError]) -> SessionError:
-    """What a refusal means: by its kind, which ours tell, else by what the public proxy says."""
-    told = str(envelope["content"].get("value") or f"HTTP {status}")
-    kind = KINDS.get(envelope.get("kind"))
-    if kind is None and status == TIMED_OUT:
-        kind = SessionTimeout
-    if kind is None and NO_TOOL.fullmatch(told):
-        kind = UnknownTool
-    return (kind or default)(f"{where}: {told}")

@@ -34,8 +34,8 @@ class ProxyError(Exception):
 
 
 class SessionCreate(msgspec.Struct):
-    """``available_tools`` None, which is ours, makes every tool visible. ``seed`` is ours too: the random state of the
-    servers. ``timeout`` bounds the creation and each later call, in seconds."""
+    """``timeout`` bounds the creation and each later call, in seconds. Three things are ours: ``available_tools`` None
+    makes every tool visible, ``open_timeout`` bounds the creation alone, ``seed`` sets the servers' random state."""
 
     session_id: str
     server_config: dict[str, dict[str, Any]]
@@ -44,10 +44,14 @@ class SessionCreate(msgspec.Struct):
     always_json_output: bool = False
     geteffects_proxy_info: bool = False
     seed: int | None = None
+    open_timeout: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout < math.inf:
-            raise ValueError(f"timeout must be a positive number of seconds, not {self.timeout}")
+        if self.open_timeout is None:
+            self.open_timeout = self.timeout
+        for name in ("timeout", "open_timeout"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a positive number of seconds, not {getattr(self, name)}")
 
 
 class CallTool(msgspec.Struct):

@@ -52,7 +52,7 @@ class Registry:
                 raise ProxyError(f"Server {server} does not exist")
         held = self._sessions[asked.session_id] = HeldSession(asked, self._described)
         try:
-            with trio.fail_after(asked.timeout):
+            with trio.fail_after(asked.open_timeout):
                 return await self._nursery.start(held.hold, self._opening(asked))
         except HostFull as error:
             self._forget(held)
@@ -63,7 +63,7 @@ class Registry:
         except trio.TooSlowError:
             self._forget(held)
             raise ProxyError(
-                f"The session was not open after {asked.timeout} seconds", kind=SessionTimeout.kind
+                f"The session was not open after {asked.open_timeout} seconds", kind=SessionTimeout.kind
             ) from None
         except BaseException:
             self._forget(held)

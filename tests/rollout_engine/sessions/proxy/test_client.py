@@ -140,10 +140,26 @@ async def test_room_is_waited_for_within_a_bound(autojump_clock):
 async def test_an_opening_that_is_given_up_is_destroyed(autojump_clock):
     host = Host()
     async with proxy_host(host, open=5) as client:
-        with pytest.raises(SessionTimeout, match="session_create did not answer within 5 s"):
+        with pytest.raises(SessionTimeout, match="session was not open after 5"):
             async with client.open({"notes": {"slow": 60}}):
                 pass
     assert len(host.opened) == len(host.closed)
+
+
+async def test_a_proxy_that_does_not_keep_the_bound_is_given_up(autojump_clock):
+    calls = []
+
+    async def handle(request):
+        calls.append(request.url.path)
+        if request.url.path == "/session_create":
+            await trio.sleep(60)
+        return public([])(request)
+
+    async with answering(handle, open=5, margin=2) as client:
+        with pytest.raises(SessionTimeout, match="session_create did not answer within 7 s"):
+            async with client.open(NOTES):
+                pass
+    assert calls == ["/session_create", "/session_destroy"]
 
 
 async def test_the_key():
