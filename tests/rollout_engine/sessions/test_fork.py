@@ -212,3 +212,22 @@ def test_the_fork_server_imports_nothing_but_the_standard_library():
     command = [sys.executable, "-I", "-S", "-c", code, os.fspath(folder.parent)]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names <= {"forkserver", "__main__"}
+
+
+def test_seeding_reaches_numpy_where_it_is_loaded():
+    import random
+
+    import numpy
+
+    from rollout_engine.sessions.forkserver import control
+
+    states = random.getstate(), numpy.random.get_state()
+    try:
+        draws = []
+        for seed in (5, 5, 2**40 + 6):
+            control.seed(seed)
+            draws.append((random.random(), numpy.random.random()))
+        assert draws[0] == draws[1] and draws[0][1] != draws[2][1]
+    finally:
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
