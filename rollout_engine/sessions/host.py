@@ -12,8 +12,8 @@ wait has a bound in :class:`HostLimits`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -94,12 +94,13 @@ class SessionHost:
             links: dict[str, Link] = {}
             session: Session | None = None
             try:
-                with _bounded(self.limits.open_timeout):
-                    for source in sources:
-                        async with self._slot():
+                # One place for all of it, so that what is bounded is the opening and not the queue before it.
+                async with self._slot():
+                    with _bounded(self.limits.open_timeout):
+                        for source in sources:
                             links[source.spec.name] = await source.open(seed)
-                    session = Session(session_id or uuid.uuid4().hex, links, tools, self)
-                    await session.initialize(configs, self.limits.open_timeout)
+                        session = Session(session_id or uuid.uuid4().hex, links, tools, self)
+                        await session.initialize(configs, self.limits.open_timeout)
                 yield session
             finally:
                 await self._end(session, links)
@@ -179,18 +180,11 @@ class SessionHost:
             return source
 
 
-class _bounded:
+@contextmanager
+def _bounded(seconds: float) -> Iterator[None]:
     """Opening as a whole, as a named outcome."""
-
-    def __init__(self, seconds: float):
-        self._seconds = seconds
-        self._scope = anyio.fail_after(seconds)
-
-    def __enter__(self) -> None:
-        self._scope.__enter__()
-
-    def __exit__(self, *exc: Any) -> bool | None:
-        try:
-            return self._scope.__exit__(*exc)
-        except TimeoutError as error:
-            raise SessionTimeout(f"the session was not open within {self._seconds:g} s") from error
+    try:
+        with anyio.fail_after(seconds):
+            yield
+    except TimeoutError as error:
+        raise SessionTimeout(f"the session was not open within {seconds:g} s") from error

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from rollout_engine.sessions.errors import CannotBranch, InitFailed, SessionClosed, SessionError, UnknownTool
+from rollout_engine.sessions.errors import InitFailed, SessionClosed, SessionError, UnknownTool
 from rollout_engine.sessions.links import Link
 from rollout_engine.sessions.results import CallResult, ToolSpec, Usage
 
@@ -88,10 +88,13 @@ class Session:
             yield other
 
     async def initialize(self, configs: Mapping[str, Any], timeout: float) -> None:
-        """Call every server's init tool. Raises InitFailed or another SessionError."""
+        """Call every server's init tool, in the caller's place to run. Raises InitFailed or another SessionError."""
         for server, config in configs.items():
-            result = await self._reserved(server, INIT, {"config": config}, timeout)
-            self.init_result[server] = {} if result is None else _init_result(result, server)
+            self.init_result[server] = {}
+            link = self._links[server]
+            if INIT in link.tools:
+                result = await link.call(INIT, self._arguments(server, INIT, {"config": config}), timeout)
+                self.init_result[server] = _init_result(result, server)
 
     async def copy_links(self, seed: int, *, bound: bool) -> dict[str, Link]:
         async with self._lock:
@@ -198,6 +201,3 @@ def _object(result: CallResult, server: str, tool: str) -> dict[str, Any]:
             f"server {server}: {tool} did not answer with an object: {result.text[:2000]}", server=server
         )
     return answer
-
-
-__all__ = ["CannotBranch", "Session", "Template"]
