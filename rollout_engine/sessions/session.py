@@ -70,11 +70,12 @@ class Session:
 
     async def effects(self, timeout: float | None = None) -> dict[str, Any]:
         """What each server says that the session has done; an empty object of a server that says nothing."""
-        found: dict[str, Any] = {}
-        for server in self._links:
-            result = await self._reserved(server, EFFECTS, {}, timeout)
-            found[server] = {} if result is None else _object(result, server, EFFECTS)
-        return found
+        told = await self.told_effects(timeout)
+        return {server: {} if result is None else _object(result, server, EFFECTS) for server, result in told.items()}
+
+    async def told_effects(self, timeout: float | None = None) -> dict[str, CallResult | None]:
+        """As :meth:`effects`, as the servers wrote it: for those who only pass it on."""
+        return {server: await self._reserved(server, EFFECTS, {}, timeout) for server in self._links}
 
     @asynccontextmanager
     async def branch(self, seed: int = 0) -> AsyncIterator[Session]:

@@ -27,7 +27,7 @@ from rollout_engine.sessions.proxy.messages import (
     Reply,
     SessionCreate,
     error_reply,
-    object_reply,
+    object_text_reply,
     text_reply,
 )
 from rollout_engine.sessions.proxy.schemas import Described
@@ -146,12 +146,14 @@ class HeldSession:
             return await self._call(name, arguments)
 
     async def effects(self) -> Reply:
+        """What each server says, as it says it: effects may be megabytes, and are only passed on."""
         async with self._turn:
-            work = partial(self._session.effects, timeout=self._asked.timeout)
-            effects = dict(await self._bounded("get_effects", work))
+            work = partial(self._session.told_effects, timeout=self._asked.timeout)
+            told = await self._bounded("get_effects", work)
+        texts = {server: "{}" if result is None else _object_text(server, result) for server, result in told.items()}
         if self._asked.geteffects_proxy_info:
-            effects[PROXY_INFO] = {"tool_calls": self._log}
-        return object_reply(effects)
+            texts[PROXY_INFO] = json.dumps({"tool_calls": self._log})
+        return object_text_reply(texts)
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> CallResult:
         work = self._to_any_tool(arguments) if name == ANY_TOOL else self._to_visible_tool(name, arguments)
@@ -208,6 +210,23 @@ def _call_reply(result: CallResult) -> Reply:
     if [block.get("type") for block in result.content] != ["text"]:
         more["blocks"] = result.content
     return text_reply(result.text, **more)
+
+
+def _object_text(server: str, result: CallResult) -> str:
+    """JSON of an object. Raises ProxyError where a server's effects are none."""
+    try:
+        if not result.is_error:
+            msgspec.json.decode(result.text, type=dict[str, msgspec.Raw])
+            return result.text
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        # Python's own reader takes more than JSON has (NaN), and its writer can write all of it.
+        try:
+            found = json.loads(result.text)
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            return json.dumps(found)
+    raise ProxyError(f"server {server}: its effects are no JSON object: {result.text[:2000]}")
 
 
 def _as_json(result: CallResult) -> CallResult:

@@ -111,6 +111,13 @@ def object_reply(value: Mapping[str, Any], **more: Any) -> Reply:
     return _reply(200, True, "object", value, more)
 
 
+def object_text_reply(texts: Mapping[str, str]) -> Reply:
+    """An object whose values are JSON already."""
+    value = ", ".join(f"{json.dumps(key)}: {text}" for key, text in texts.items())
+    body = '{"success": true, "content": {"type": "object", "value": {' + value + "}}}"
+    return Reply(200, body.encode(), JSON_HEADERS)
+
+
 def error_reply(error: ProxyError) -> Reply:
     more = {"kind": error.kind} if error.kind else {}
     return _reply(error.status, False, "string", str(error), more, error.headers)

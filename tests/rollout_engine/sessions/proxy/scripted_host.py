@@ -25,6 +25,9 @@ def text(value, is_error=False):
 
 
 class Session:
+    told = ""
+    """What it says of its effects, where that is something else."""
+
     def __init__(self, host, configs, tools):
         self.host = host
         self.written = list(configs["notes"].get("written", []))
@@ -62,6 +65,9 @@ class Session:
 
     async def effects(self, timeout=None):
         return {"notes": {"written": self.written}}
+
+    async def told_effects(self, timeout=None):
+        return {"notes": text(self.told or json.dumps({"written": self.written}))}
 
 
 class Template:

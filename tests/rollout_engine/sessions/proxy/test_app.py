@@ -337,6 +337,25 @@ async def test_a_session_as_an_mcp_server(proxy, path):
         assert "does not exist" in (await rpc(http, "tools/call", {"name": "no"}, path))["error"]["message"]
 
 
+@pytest.mark.parametrize("told", ['{"a": {"b": [1, "é"]}}', '{"a": NaN}', '{"a": "\\ud800"}', "{}"])
+async def test_effects_are_passed_on_as_they_are(proxy, monkeypatch, told):
+    async with proxy() as client:
+        await client.create()
+        monkeypatch.setattr("scripted_host.Session.told", told)
+        reply = await client.http.post("/get_effects", json={"session_id": "s"})
+        assert repr(json.loads(reply.content)["content"]["value"]) == repr({"notes": json.loads(told)})
+
+
+@pytest.mark.parametrize("told", ["[1]", "{", "nonsense"])
+async def test_effects_that_are_no_object_are_named(proxy, monkeypatch, told):
+    async with proxy() as client:
+        await client.create()
+        monkeypatch.setattr("scripted_host.Session.told", told)
+        status, text = refusal(await client.post("/get_effects", session_id="s"))
+        assert status == 400 and text == f"server notes: its effects are no JSON object: {told}"
+        assert value(await client.call("write", text="a")) == '{"count": 1}'
+
+
 async def test_an_mcp_request_without_its_session(proxy):
     async with proxy() as client, mcp_client(client, None) as none, mcp_client(client, "x") as other:
         assert (await rpc(none, "tools/list"))["error"]["message"] == "Missing X-TB-Session-Id header"
