@@ -168,10 +168,11 @@ class Sidecar:
         began = time.monotonic()
         if self._server is not None:
             await self._server.stop()
-            folder = self._folder(self._target) if self._target else self._config.path / self._config.model.folder
+            target = self._target  # while the server starts, a newer one may be announced
+            folder = self._folder(target) if target else self._config.path / self._config.model.folder
             self._tell(f"starting vLLM on {folder}")
             await self._server.start(folder)
-            self._loaded = self._target.version if self._target else None
+            self._loaded = target.version if target else None
         else:
             await self._wait_for_attached()
             self._loaded = None

@@ -34,6 +34,8 @@ class ScriptedServer:
         self.gate: asyncio.Event | None = None
         """Holds up the probe."""
         self.starts: list[str] = []
+        self.starting: asyncio.Event | None = None
+        """Holds up a start."""
         self.killed = 0
         """Next starts that are killed."""
 
@@ -44,6 +46,8 @@ class ScriptedServer:
         if "start" in self.fail:
             raise ServerFailed(self.fail["start"])
         self.starts.append(folder.name)
+        if self.starting is not None:
+            await self.starting.wait()
         self.weights, self.label, self.exited, self.well = folder.name, "default", False, True
 
     async def stop(self) -> None:
@@ -332,6 +336,27 @@ def test_exited_server_is_restarted_on_the_current_weights(tmp_path: Path) -> No
 
     play(scene, script)
     assert scene.server.starts[-1] == "bb"
+
+
+def test_weights_that_are_announced_while_the_server_starts_are_loaded(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+
+    async def script() -> None:
+        await scene.bus.announce(scene.version(0, "a"))
+        await scene.bus.until(serves(0))
+        scene.server.starting = asyncio.Event()
+        scene.server.exited = True
+        await scene.bus.until(lambda status: not status.serving)
+        while scene.server.starts[-1:] != ["a"]:
+            await asyncio.sleep(0)
+        # One update apart, so that the proof can't tell them from each other.
+        await scene.bus.announce(scene.version(1, "b", probe_of="a"))
+        await asyncio.sleep(0.05)
+        scene.server.starting.set()
+        await scene.bus.until(serves(1))
+
+    play(scene, script)
+    assert scene.server.weights == "b"
 
 
 def test_one_missed_health_check_suspends_and_three_restart(tmp_path: Path) -> None:
