@@ -8,6 +8,8 @@ it is killed, as an operator's supervisor would. A run goes on until it ends by 
 * 0 trained twice, over all steps;
 * each step's ledger is what the log's trajectories and started attempts come to, recounted;
 * the final weights are, bit for bit, those of an undisturbed replay of the same log;
+* the learner's log-probabilities of the sampled tokens are the actors': each was sampled by the version it is labelled
+  with;
 * no verb has ended with an error of its own, and no process is left.
 
 The table counts kills, those at one instant with others (joint), and trajectories on the log and trained on. Runs
@@ -34,7 +36,7 @@ from rich.table import Table
 from benchmarks.chaos.base import make_base, make_run
 from benchmarks.chaos.storm import Storm
 from benchmarks.chaos.verbs import Verb, processes_of
-from benchmarks.chaos.verdict import Verdict, compare_weights, judge
+from benchmarks.chaos.verdict import Verdict, check_fidelity, compare_weights, judge
 from benchmarks.chaos.witness import Witness
 from protocol.bus import BusError, connect
 from protocol.cli.failures import leaves
@@ -85,6 +87,7 @@ async def endure(options: argparse.Namespace, folder: Path, base: Path, number: 
                 serving.cancel_scope.cancel()
             await _reachable(config)
             verdict, paths = await judge(config, witness, folder / f"{run}-log")
+            await check_fidelity(file, verdict)
             keeping.cancel_scope.cancel()
         await compare_weights(config, file, paths, folder / f"{run}-replay", verdict)
     left = [process.pid for process in processes_of(str(config.actor.port)) + processes_of(str(config.path))]

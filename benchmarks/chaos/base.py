@@ -45,7 +45,7 @@ def configure(folder: Path, run: str, steps: int, staleness: int) -> Path:
     tree["rollout"] |= {"groups": 4, "group_size": 4, "max_groups": 16, "max_staleness": staleness}
     # An actor that is being started again is no reason to give up a sample, let alone a step.
     tree["rollout"]["limits"] |= {"episode": 300, "generate": 120}
-    tree["learner"] |= {"steps": steps, "checkpoint_every": 3}
+    tree["learner"] |= {"steps": steps, "checkpoint_every": 3, "proof_tolerance": 1e-3}
     file = folder / f"{run}.yaml"
     file.write_text(yaml.safe_dump(tree))
     return file

@@ -150,6 +150,17 @@ async def _messages_by_subject(config: Config) -> dict[str, int]:
         await client.close()
 
 
+async def check_fidelity(file: Path, verdict: Verdict) -> None:
+    """Every stream is the template's, and every token was sampled by the weights that it is labelled with: the learner
+    computes its log-probability anew."""
+    verb = [str(ROOT / "bin/fidelity"), "--config", str(file)]
+    done = await trio.run_process(
+        verb, stdin=subprocess.DEVNULL, capture_stdout=True, stderr=subprocess.STDOUT, check=False
+    )
+    if done.returncode:
+        verdict.faults.append(f"bin/fidelity: {done.stdout.decode()[-1000:]}")
+
+
 async def compare_weights(config: Config, file: Path, paths: list[Path], folder: Path, verdict: Verdict) -> None:
     """Replay the exported log with a learner that nobody disturbs, and compare its final weights bit for bit."""
     (folder / config.run).mkdir(parents=True)
