@@ -7,6 +7,7 @@ supervises them. While it trains, kill -9 hits the learner, the engine, vLLM and
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +21,10 @@ import trio
 import yaml
 from safetensors.numpy import load_file
 
+from benchmarks.chaos.base import configure
 from protocol import config as configuration
 from protocol import log
 from protocol.bus import connect
-from protocol.server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 7
@@ -34,39 +35,17 @@ pytestmark = [
     pytest.mark.skipif(not (ROOT / ".venv/actor/bin/python").exists(), reason="no actor environment: run bin/setup"),
 ]
 
-BARELY_WARM = """
-import sys
-from pathlib import Path
-from rich.console import Console
-from learner import sft
-from protocol import config
-sft.TRAIN_ON_ABOVE = sft.REFUSE_ABOVE = 1.0  # a policy that copies badly is enough here
-resolved = config.load(sys.argv[1])
-folder = Path(resolved.folder) / resolved.run / "base"
-sft.warm_start(folder, folder / "demonstrations.npz", resolved.warmstart, 0, Console())
-"""
-
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(barely_warm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("loop")
-    tree = yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text())
-    tree["run"], tree["folder"] = "loop", str(folder)
-    tree["nats"] = {"url": f"nats://127.0.0.1:{free_port()}"}
-    tree["actor"]["port"] = free_port()
-    tree["tasks"] |= {"train": 40, "heldout": 20}
-    tree["warmstart"] |= {"demonstrations": 2000, "steps": 250}
-    tree["curation"] = {"attempts": 4, "keep": ["rarely_solved", "difficult", "intermediate", "frequently_solved"]}
-    tree["rollout"] |= {"groups": 4, "group_size": 4, "max_groups": 16}
-    tree["learner"] |= {"steps": STEPS, "checkpoint_every": 3}
+    shutil.copytree(barely_warm / "base" / "base", folder / "loop" / "base")
+    file = configure(folder, "loop", STEPS, staleness=0)
+    tree = yaml.safe_load(file.read_text())
     tree["evaluation"] = {"repeat": 2}
-    file = folder / "loop.yaml"
     file.write_text(yaml.safe_dump(tree))
-    python = [str(ROOT / "bin/_python"), "engine"]
-    subprocess.run([str(ROOT / "bin/demonstrations"), "--config", str(file)], check=True)
-    subprocess.run([*python, "-c", BARELY_WARM, str(file)], check=True)
     config = configuration.load(file)
-    job = [*python, "-m", "rollout_engine.quickstart.main", "--config", str(file)]
+    job = [str(ROOT / "bin/_python"), "engine", "-m", "rollout_engine.quickstart.main", "--config", str(file)]
     output = (folder / "output.txt").open("w")
     process = subprocess.Popen(job, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     try:
