@@ -45,12 +45,12 @@ def gated_delta_rule(
     q, k, values, decay, strength = (_chunks(x) for x in (q, k, v, decay, strength))
     masks = SegmentMasks(_chunks(segments[..., None])[:, :, 0])
 
-    total = jnp.cumsum(decay, axis=-1)
-    pairs = total[..., :, None] - total[..., None, :]
-    pairs = jnp.exp(jnp.where(masks.pairs, pairs, -jnp.inf))
-    entering = jnp.where(masks.entering, jnp.exp(total), 0.0)[..., None]
-    leaving = jnp.where(masks.leaving, jnp.exp(total[..., -1:] - total), 0.0)[..., None]
-    surviving = jnp.where(masks.surviving, jnp.exp(total[..., -1]), 0.0)[..., None, None]
+    # Since the segment's start within the chunk: of a sum over the whole chunk the differences would be less exact.
+    total = jnp.einsum("...ij,...j->...i", masks.pairs.astype(jnp.float32), decay, precision=EXACT)
+    pairs = _decay(total[..., :, None] - total[..., None, :], masks.pairs)
+    entering = _decay(total, masks.entering)[..., None]
+    leaving = _decay(total[..., -1:] - total, masks.leaving)[..., None]
+    surviving = _decay(total[..., -1], masks.surviving)[..., None, None]
 
     written = k * strength[..., None]
     system = jnp.einsum("...ik,...jk->...ij", written, k, precision=EXACT) * pairs
@@ -85,6 +85,11 @@ class SegmentMasks:
         """[N, R, 1, C]: the state that leaves the chunk sees the token."""
         self.surviving = (last == before)[:, :, None]
         """[N, R, 1]: what entered the chunk leaves it, too."""
+
+
+def _decay(total: jax.Array, mask: jax.Array) -> jax.Array:
+    """exp(total) within ``mask``, else 0. Masked before exp: what would overflow has no gradient either."""
+    return jnp.exp(jnp.where(mask, total, -jnp.inf))
 
 
 def unit(x: jax.Array) -> jax.Array:
