@@ -55,9 +55,7 @@ def test_packed_logits_match_transformers(reference, which, tokens):
     assert error(config, load_params(config, folder), *packed(expected, which, tokens)) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("family", "remat"), [("qwen3", True), ("qwen3-tied", False), ("llama", True), ("qwen3_5", True)]
-)
+@pytest.mark.parametrize(("family", "remat"), [("qwen3", True), ("smollm2", False), ("qwen3_5", True)])
 def test_packed_gradients_match_transformers(references, family, remat):
     folder = references / family
     expected = dict(np.load(folder / "reference.npz"))
@@ -143,7 +141,7 @@ CUTS = st.lists(st.integers(1, TOKENS - 1), unique=True, max_size=MOST - 1).map(
 
 
 @pytest.mark.parametrize("family", TINY)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(starts=CUTS, seed=st.integers(0, 99))
 def test_any_segmentation_equals_each_segment_alone(family, starts, seed):
     config = TINY[family]
@@ -156,7 +154,7 @@ def test_any_segmentation_equals_each_segment_alone(family, starts, seed):
     apart = np.asarray(all_logits(config, params, *rows))
     wanted = np.concatenate([apart[i, : len(s)] for i, s in enumerate(sequences)])
     actual = np.asarray(all_logits(config, params, together.ids, together.positions, together.segments))[0]
-    np.testing.assert_allclose(actual, wanted, atol=2e-5 * np.abs(wanted).max())
+    np.testing.assert_allclose(actual, wanted, atol=2e-4 * np.abs(wanted).max())
 
 
 def test_what_is_exported_transformers_reads(references):

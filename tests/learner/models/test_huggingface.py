@@ -6,7 +6,15 @@ import pytest
 import safetensors.numpy
 from tiny import SIZES, init, make_model, write_config
 
-from learner.models.huggingface import check_tensors, export_tensors, load_params, open_tensors, read_config
+from learner.mesh import make_mesh, param_shardings
+from learner.models.huggingface import (
+    check_tensors,
+    export_tensors,
+    load_params,
+    open_tensors,
+    param_shapes,
+    read_config,
+)
 from learner.weights import write_tensors
 from protocol.config import ConfigError
 
@@ -28,6 +36,36 @@ def test_the_file_is_read_by_the_safetensors_library(tmp_path):
     assert library["model.layers.1.mlp.down_proj.weight"].shape == (32, 64)
     for name, value in ours.items():
         np.testing.assert_array_equal(library[name], value)
+
+
+@pytest.mark.parametrize("memory", ["device", "pinned_host"])
+def test_each_device_gets_its_slice_and_gives_it_back(tmp_path, memory):
+    config = make_model(tmp_path)
+    mesh = make_mesh("2x4")
+    shardings = param_shardings(param_shapes(config), mesh, memory)
+    params = load_params(config, tmp_path, shardings)
+    jax.tree.map(np.testing.assert_array_equal, params, init(config))
+    assert all(jax.tree.leaves(jax.tree.map(lambda x, s: x.sharding == s, params, shardings)))
+    kernel = params["layers"]["up_proj"]["kernel"]
+    assert {shard.data.shape for shard in kernel.addressable_shards} == {(2, 32, 8)}
+    wanted = open_tensors(tmp_path)
+    for name, tensor in export_tensors(config, params, "float32"):
+        np.testing.assert_array_equal(tensor, wanted[name])
+
+
+def test_a_shard_that_arrives_changed_is_refused(tmp_path, monkeypatch):
+    config = make_model(tmp_path)
+    put = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda x, *a, **k: put(x + (x == x.flat[0]), *a, **k))
+    with pytest.raises(ConfigError, match="did not arrive"):
+        load_params(config, tmp_path)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    make_model(tmp_path)
+    safetensors.numpy.save_file({"model.norm.weight": np.zeros(32, np.float32)}, tmp_path / "more.safetensors")
+    with pytest.raises(ConfigError, match="model.norm.weight is in another file"):
+        open_tensors(tmp_path)
 
 
 def test_bfloat16_file_rounds_once(tmp_path):
