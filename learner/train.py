@@ -56,6 +56,7 @@ def read_model(config: Config) -> ModelConfig:
         param_dtype=learner.param_dtype,
         compute_dtype=learner.compute_dtype,
         remat=learner.remat,
+        kernels=learner.kernels,
     )
 
 

@@ -301,6 +301,8 @@ class Learner(_Section):
     """Places whose logits exist at once."""
     remat: bool = True
     """Recompute each layer in the backward pass: less memory for a third more work."""
+    kernels: Literal["auto", "plain"] = "auto"
+    """``auto``: in bfloat16 on Hopper those of jax-linear-attention and cuDNN; ``plain``: plain JAX everywhere."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     param_memory: Literal["device", "pinned_host"] = "device"
