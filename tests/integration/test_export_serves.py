@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import httpx
@@ -70,10 +71,19 @@ async def served(folder: Path, tmp: Path) -> list[tuple[list[int], list[float]]]
     return [(answer.ids, answer.logprobs) for answer in answers]
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_greedy_ids_are_equal(tmp_path, tied):
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rope_theta": 1e5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tied"),
+    [({}, False), ({}, True), (LLAMA, True)],
+    ids=["qwen3", "qwen3-tied", "llama"],
+)
+def test_greedy_ids_are_equal(tmp_path, changes, tied):
     folder = tmp_path / "model"
     write_model(folder, seed=0, tied=tied)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
     expected = greedy(folder)
     actual = asyncio.run(served(folder, tmp_path))
     for (ids, logprobs), (wanted, scores) in zip(actual, expected, strict=True):

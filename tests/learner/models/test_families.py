@@ -141,7 +141,7 @@ CUTS = st.lists(st.integers(1, TOKENS - 1), unique=True, max_size=MOST - 1).map(
 
 
 @pytest.mark.parametrize("family", TINY)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(starts=CUTS, seed=st.integers(0, 99))
 def test_any_segmentation_equals_each_segment_alone(family, starts, seed):
     config = TINY[family]
