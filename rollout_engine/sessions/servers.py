@@ -21,12 +21,15 @@ and the key; a key that nobody reads is an error, not a silent default.
 from __future__ import annotations
 
 import difflib
+import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -34,6 +37,9 @@ from rollout_engine.sessions.errors import ServersFileError
 
 PROCESS_KEYS = {"type", "name", "command", "env", "cwd", "transport"}
 REMOTE_KEYS = {"type", "name", "endpoint", "headers", "timeout", "transport", "credential"}
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+HEADER_VALUE = re.compile(r"[\t -~]*")
+"""ASCII: what clients send unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
             seen.add(key.value)
@@ -85,18 +93,21 @@ def load_servers(
         document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ServersFileError(f"{path}: can't be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except UnicodeDecodeError as error:
+        raise ServersFileError(f"{path}: not UTF-8 text: {error}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        # Too deep a nesting, an impossible date, an integer of too many digits.
         raise ServersFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     top = _mapping(document, f"{path}")
     _known(top, {"use_internal_servers", "servers"}, f"{path}")
     use_internal = top.get("use_internal_servers", True)
     if not isinstance(use_internal, bool):
         raise ServersFileError(f"{path}: use_internal_servers must be true or false, not {use_internal!r}")
-    entries = _mapping(top.get("servers") or {}, f"{path}: servers")
+    entries = _mapping_or_none(top.get("servers"), f"{path}: servers")
     specs = {}
     for name, entry in entries.items():
         if not isinstance(name, str) or not name:
-            raise ServersFileError(f"{path}: servers: a server's name must be text, not {name!r}")
+            raise ServersFileError(f"{path}: servers: a server's name must be text in quotes, not {name!r}")
         specs[name] = _server(name, entry, f"{path}: servers.{name}", python)
     if use_internal and internal is not None:
         for file in sorted(Path(internal).glob("mcp_*.py")):
@@ -118,12 +129,12 @@ def _server(name: str, entry: Any, where: str, python: str) -> ServerSpec:
 def _process(name: str, entry: Mapping[str, Any], where: str, python: str) -> ServerSpec:
     _known(entry, PROCESS_KEYS, where)
     command = entry.get("command")
-    if not isinstance(command, list) or not command or not all(isinstance(part, str) for part in command):
+    if not isinstance(command, list) or not all(isinstance(part, str) for part in command) or not any(command[:1]):
         raise ServersFileError(f"{where}.command must be a list of texts with the program first, not {command!r}")
     if entry.get("transport", "stdio") != "stdio":
         raise ServersFileError(f"{where}.transport of an mcp-process must be stdio; a running server is an mcp-remote")
     cwd = entry.get("cwd")
-    if cwd is not None and not isinstance(cwd, str):
+    if cwd is not None and (not isinstance(cwd, str) or not cwd):
         raise ServersFileError(f"{where}.cwd must be a folder's name, not {cwd!r}")
     if cwd is not None and not Path(cwd).is_dir():
         raise ServersFileError(f"{where}.cwd: no folder {cwd!r} below {os.getcwd()}")
@@ -136,13 +147,17 @@ def _process(name: str, entry: Mapping[str, Any], where: str, python: str) -> Se
                 f"{where}.command[{position}]: {error} is neither {{python}} nor a variable of the environment; "
                 "double the braces to mean them literally"
             ) from error
-        except (ValueError, IndexError, AttributeError) as error:
+        except (ValueError, IndexError, AttributeError, TypeError) as error:
             raise ServersFileError(
                 f"{where}.command[{position}]: {error}; double the braces to mean them literally"
             ) from error
-    return ServerSpec(
-        name=name, command=tuple(parts), env=_texts(entry.get("env"), f"{where}.env"), cwd=cwd, transport="stdio"
-    )
+        if "\0" in part:
+            raise ServersFileError(f"{where}.command[{position}]: a NUL character can't be passed to a program")
+    env = _texts(entry.get("env"), f"{where}.env")
+    for variable, value in env.items():
+        if not variable or "=" in variable or "\0" in variable + value:
+            raise ServersFileError(f"{where}.env: {variable!r} can't be a variable of the environment")
+    return ServerSpec(name=name, command=tuple(parts), env=env, cwd=cwd, transport="stdio")
 
 
 def _remote(name: str, entry: Mapping[str, Any], where: str) -> ServerSpec:
@@ -150,19 +165,23 @@ def _remote(name: str, entry: Mapping[str, Any], where: str) -> ServerSpec:
     if entry.get("credential") is not None:
         raise ServersFileError(f"{where}.credential: signing in isn't supported; put a token into {where}.headers")
     endpoint = entry.get("endpoint")
-    if not isinstance(endpoint, str) or not endpoint.startswith(("http://", "https://")):
+    if not isinstance(endpoint, str) or not _is_url(endpoint):
         raise ServersFileError(f"{where}.endpoint must be an http or https URL, not {endpoint!r}")
     timeout = entry.get("timeout", 60.0)
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise ServersFileError(f"{where}.timeout must be a positive number of seconds, not {timeout!r}")
     transport = entry.get("transport", "streamable-http")
     if transport not in ("streamable-http", "sse"):
         raise ServersFileError(f"{where}.transport must be streamable-http or sse, not {transport!r}")
+    headers = _texts(entry.get("headers"), f"{where}.headers")
+    for header, value in headers.items():
+        if not HEADER_NAME.fullmatch(header) or not HEADER_VALUE.fullmatch(value):
+            raise ServersFileError(f"{where}.headers: {header!r} can't be sent: a name or value that HTTP doesn't take")
     return ServerSpec(
         name=name,
         kind="remote",
         endpoint=endpoint,
-        headers=_texts(entry.get("headers"), f"{where}.headers"),
+        headers=headers,
         timeout=float(timeout),
         transport=transport,
     )
@@ -174,8 +193,20 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     return value
 
 
+def _mapping_or_none(value: Any, where: str) -> Mapping[str, Any]:
+    return {} if value is None else _mapping(value, where)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without their end, a port that is no number
+        return False
+
+
 def _texts(value: Any, where: str) -> Mapping[str, str]:
-    entries = _mapping(value or {}, where)
+    entries = _mapping_or_none(value, where)
     for key, text in entries.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise ServersFileError(f"{where}.{key} must be text; put it in quotes: {str(text)!r}")

@@ -84,6 +84,27 @@ def test_internal_servers_are_found_and_overridden(tmp_path):
         ("servers: {a: {type: mcp-remote, endpoint: http://x, transport: stdio}}", "must be streamable-http or sse"),
         ("servers: {a: {type: mcp-remote, endpoint: http://x, credential: {}}}", "servers.a.credential"),
         ("servers:\n  a: {command: [x]}\n  a: {command: [y]}", "a is there twice"),
+        ("? [a, b]\n: 1", "not YAML: while constructing a mapping"),
+        ("servers: " + "[" * 3000, "not YAML: maximum recursion depth"),
+        ("servers: {a: {command: [x], env: {A: 2020-99-99}}}", "not YAML: month must be in 1..12"),
+        ("servers: []", "servers must be a mapping, not list"),
+        ("servers: {yes: {command: [x]}}", "a server's name must be text in quotes, not True"),
+        ("servers: {a: {command: ['']}}", "servers.a.command must be a list of texts with the program first"),
+        ("servers: {a: {command: []}}", "servers.a.command must be a list of texts with the program first"),
+        ('servers: {a: {command: ["x", "\\0"]}}', "servers.a.command[1]: a NUL character"),
+        ('servers: {a: {command: ["{python[x]}"]}}', "servers.a.command[0]: string indices must be integers"),
+        ('servers: {a: {command: ["{env:3}"]}}', "servers.a.command[0]: unsupported format string"),
+        ("servers: {a: {command: [x], cwd: ''}}", "servers.a.cwd must be a folder's name, not ''"),
+        ("servers: {a: {command: [x], env: false}}", "servers.a.env must be a mapping, not bool"),
+        ("servers: {a: {command: [x], env: {A=B: c}}}", "servers.a.env: 'A=B' can't be a variable"),
+        ("servers: {a: {command: [x], env: {'': c}}}", "servers.a.env: '' can't be a variable"),
+        ('servers: {a: {command: [x], env: {A: "\\0"}}}', "servers.a.env: 'A' can't be a variable"),
+        ("servers: {a: {type: mcp-remote, endpoint: http://}}", "servers.a.endpoint must be an http or https URL"),
+        ("servers: {a: {type: mcp-remote, endpoint: 'http://h:port/'}}", "servers.a.endpoint must be an http or"),
+        ("servers: {a: {type: mcp-remote, endpoint: 'http://[::1'}}", "servers.a.endpoint must be an http or https"),
+        ("servers: {a: {type: mcp-remote, endpoint: http://x, timeout: .nan}}", "servers.a.timeout must be a positive"),
+        ("servers: {a: {type: mcp-remote, endpoint: http://x, headers: {A b: c}}}", "servers.a.headers: 'A b' can't"),
+        ('servers: {a: {type: mcp-remote, endpoint: http://x, headers: {A: "c\\nB: d"}}}', "servers.a.headers: 'A'"),
     ],
 )
 def test_a_fault_names_file_and_key(tmp_path, text, said):
@@ -92,6 +113,14 @@ def test_a_fault_names_file_and_key(tmp_path, text, said):
         load_servers(path)
     assert str(caught.value).startswith(os.fspath(path))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_is_refused(tmp_path, encoding):
+    path = tmp_path / "servers.yaml"
+    path.write_bytes("servers: {café: {command: [x]}}".encode(encoding))
+    with pytest.raises(ServersFileError, match="servers.yaml: not UTF-8 text"):
+        load_servers(path)
 
 
 def test_a_missing_file_is_named(tmp_path):
