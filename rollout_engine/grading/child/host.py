@@ -123,7 +123,7 @@ class GraderHost:
             number = os.WTERMSIG(status)
             if number == signal.SIGXCPU:
                 return Outcome("limit", message=f"CPU time: {self.limits.cpu_seconds} s")
-            return Outcome("crashed", message=f"the test's process was ended by {signal.Signals(number).name}")
+            return Outcome("crashed", message=f"the test's process was ended by {_signal_name(number)}")
         return Outcome("crashed", message=f"the test's process exited with code {os.waitstatus_to_exitcode(status)}")
 
     async def _code(self, job: Job) -> bytes:
@@ -170,3 +170,10 @@ class GraderHost:
                 "RLIMIT_CORE": [0, 0],
             },
         }
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have none
+        return f"signal {number}"

@@ -27,7 +27,7 @@ def run(channel):
     key, limit = job["key"], job["output_bytes"]
 
     def ask(target, method, arguments):
-        send(channel, json.dumps({"key": key, "ask": target, "method": method, "arguments": arguments}).encode())
+        tell(channel, {"key": key, "ask": target, "method": method, "arguments": arguments})
         answer = json.loads(receive(channel))
         if "error" in answer:
             raise TypeError(answer["error"])
@@ -36,17 +36,10 @@ def run(channel):
     prints = _Prints(limit)
     sys.stdout = sys.stderr = prints
     outcome = _outcome(job, code, ask)
-    metadata = outcome.pop("metadata")
-    try:
-        metadata = json.loads(json.dumps(metadata, default=str))
-    except (TypeError, ValueError, RecursionError):
-        metadata = {"unreadable": repr(metadata)[:limit]}
-    if len(json.dumps(metadata)) > limit:
-        metadata = {"too_large": sorted(map(str, metadata))[:20]}
     for name in ("message", "trace"):
         outcome[name] = outcome.get(name, "")[-limit:]
-    outcome |= {"prints": prints.getvalue(), "metadata": metadata}
-    send(channel, json.dumps({"key": key, "outcome": outcome}).encode())
+    outcome |= {"prints": prints.getvalue(), "metadata": _noted(outcome["metadata"], limit)}
+    tell(channel, {"key": key, "outcome": outcome})
 
 
 def _outcome(job, code, ask):
@@ -62,13 +55,13 @@ def _outcome(job, code, ask):
             wanted = injection.injected(test, ())
             made = _make_fixtures(job["fixtures"], [name for name in wanted if name not in runtime], runtime, stack)
             result = test(**injection.make_arguments(wanted, made, runtime))
-        return _rewarded(result) | {"metadata": context.metadata}
+        return _rewarded(result) | {"metadata": _metadata(context)}
     except MemoryError:
         context = None
         return {"kind": "limit", "message": f"memory: {job['memory_bytes'] >> 20} MiB", "metadata": {}}
     except BaseException as error:  # SystemExit and KeyboardInterrupt are no way to pass
         failed = isinstance(error, AssertionError)
-        message = str(error) if failed else f"{type(error).__name__}: {error}"
+        message = _said(error) if failed else f"{type(error).__name__}: {_said(error)}"
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == job["uid"]]
         source = job["code"].splitlines()
         line = lines[-1] if lines else 0
@@ -78,8 +71,40 @@ def _outcome(job, code, ask):
             "line": line,
             "source": source[line - 1].strip() if 0 < line <= len(source) else "",
             "trace": "".join(traceback.format_exception_only(type(error), error)),
-            "metadata": context.metadata,
+            "metadata": _metadata(context),
         }
+
+
+def _said(error):
+    """The words of an exception, whose own ``__str__`` may fail."""
+    try:
+        return str(error)
+    except Exception as fault:
+        return f"<its words can't be had: {type(fault).__name__}>"
+
+
+def _metadata(context):
+    return getattr(context, "metadata", None)
+
+
+def _noted(metadata, limit):
+    """What a test left in ``x.metadata`` as a mapping of JSON, whatever it is."""
+    try:
+        noted = json.loads(json.dumps(metadata, default=str))
+    except (TypeError, ValueError, RecursionError):
+        return {"unreadable": _shown(metadata)[:limit]}
+    if not isinstance(noted, dict):
+        return {"unreadable": _shown(metadata)[:limit]}
+    if len(json.dumps(noted)) > limit:
+        return {"too_large": sorted(noted)[:20]}
+    return noted
+
+
+def _shown(value):
+    try:
+        return repr(value)
+    except Exception as fault:
+        return f"<a {type(value).__name__} that can't be shown: {type(fault).__name__}>"
 
 
 def _rewarded(result):
@@ -89,8 +114,8 @@ def _rewarded(result):
         reward = float(result)
     except (TypeError, ValueError, OverflowError):
         reward = math.nan
-    if isinstance(result, str) or not 0.0 <= reward <= 1.0:
-        return {"kind": "raised", "message": f"the test returned {result!r:.200}, which is no reward from 0 to 1"}
+    if isinstance(result, (str, bytes, bytearray)) or not 0.0 <= reward <= 1.0:
+        return {"kind": "raised", "message": f"the test returned {_shown(result):.200}, which is no reward from 0 to 1"}
     return {"kind": "pass", "reward": reward}
 
 
@@ -137,6 +162,11 @@ class _Prints(io.StringIO):
         super().write(text[: self._left])
         self._left = max(0, self._left - len(text))
         return len(text)
+
+
+def tell(channel, message):
+    """Send JSON. A lone surrogate, which UTF-8 can't hold, is told as a question mark."""
+    send(channel, json.dumps(message, ensure_ascii=False).encode(errors="replace"))
 
 
 def send(channel, data):

@@ -7,12 +7,13 @@ import sys
 import textwrap
 import time
 
+import msgspec
 import psutil
 import pytest
 import trio
 
 from rollout_engine.errors import GraderError, JudgeError
-from rollout_engine.grading.child import GraderHost, GraderLimits, Job
+from rollout_engine.grading.child import GraderHost, GraderLimits, Job, Outcome
 
 LIMITS = GraderLimits(cpu_seconds=1, wall_seconds=30.0, memory_bytes=1 << 30)
 
@@ -83,6 +84,14 @@ ENDS = [
     ("raised", 0.0, "the test returned 'yes', which is no reward from 0 to 1", "return 'yes'"),
     ("raised", 0.0, "the test returned 1.5, which is no reward from 0 to 1", "return 1.5"),
     ("raised", 0.0, "the test returned nan, which is no reward from 0 to 1", "return float('nan')"),
+    ("raised", 0.0, "the test returned b'1', which is no reward from 0 to 1", "return b'1'"),
+    ("raised", 0.0, "ValueError: caf?", "raise ValueError('caf\\udce9')"),
+    (
+        "fail",
+        0.0,
+        "<its words can't be had: ValueError>",
+        "class E(AssertionError):\n    def __str__(self): raise ValueError\nraise E",
+    ),
     ("raised", 0.0, "RecursionError: maximum recursion depth exceeded", "def f(): f()\nf()"),
     ("raised", 0.0, "BlockingIOError: [Errno 11] Resource temporarily unavailable", "import os; os.fork()"),
     ("limit", 0.0, "CPU time: 1 s", "while True: pass"),
@@ -90,6 +99,7 @@ ENDS = [
     ("crashed", 0.0, "the test's process exited with code 0", "import os; os._exit(0)"),
     ("crashed", 0.0, "the test's process was ended by SIGSEGV", "import ctypes; ctypes.string_at(0)"),
     ("crashed", 0.0, "the test's process was ended by SIGKILL", "import os; os.kill(os.getpid(), 9)"),
+    ("crashed", 0.0, "the test's process was ended by signal 40", "import os; os.kill(os.getpid(), 40)"),
     (
         "crashed",
         0.0,
@@ -122,6 +132,23 @@ async def test_what_a_test_prints_and_notes_is_kept_within_bounds(graders):
     assert len(outcome.prints) == LIMITS.output_bytes and outcome.prints[0] == "a"
     assert outcome.metadata["score"]["1"][0] == 2
     assert outcome.line == 8 and outcome.source == "assert False"
+
+
+@pytest.mark.parametrize(
+    "body, noted",
+    [
+        ("x.metadata = [1]", {"unreadable": "[1]"}),
+        ("x.metadata = None", {"unreadable": "None"}),
+        ("del x.metadata", {"unreadable": "None"}),
+        ("x.metadata['n'] = 10 ** 5000", {"unreadable": "<a dict that can't be shown: ValueError>"}),
+        ("x.metadata['\\ud800'] = {1: '\\udc00'}", {"?": {"1": "?"}}),
+        ("x.metadata[1, 2] = 3", {"unreadable": "{(1, 2): 3}"}),
+    ],
+)
+async def test_whatever_a_test_leaves_as_its_metadata_is_told_and_changes_no_verdict(graders, body, noted):
+    outcome = await graders.run(job(body), Judge())
+    assert (outcome.kind, outcome.reward, outcome.metadata) == ("pass", 1.0, noted)
+    assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(outcome)), Outcome) == outcome
 
 
 async def test_a_child_has_no_privileges_environment_or_files(graders, monkeypatch):
