@@ -263,8 +263,8 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The manifest of one step's batch. ``groups`` lists every complete group in launch order;
-    the learner trains on those whose bucket is ``trained``."""
+    """The manifest of one step's batch. ``groups`` lists every complete group in launch order, but for those of a pool
+    or configuration that the engine no longer had; the learner trains on those whose bucket is ``trained``."""
 
     run: str
     step: int

@@ -6,7 +6,7 @@ Invariants (rules 3 and 11). Groups are launched in order of their number and ad
 order in which they finish, so short episodes are not favoured: the step is over when the groups up to some number have
 all settled and fill the batch, however many later ones have finished. A wave is launched only when the pending groups
 could not fill the batch even if all came out informative, and is as large as makes another one unlikely. Clean groups
-and incomplete ones have a bound each, and a batch that a bound cuts short names it.
+and incomplete ones have a bound each, retired ones count for neither, and a batch that a bound cuts short names it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BatchState:
         self._pending = dict.fromkeys(range(launched))
         self._settled: dict[int, GroupResult] = {}
         self._informative = self._prefix_informative = len(self._carried)
-        self._incomplete = 0
+        self._incomplete = self._retired = 0
         self._prefix = 0
         """Number of the first group that is not settled."""
         self._expired = False
@@ -75,8 +75,9 @@ class BatchState:
 
     @property
     def oldest_version(self) -> int:
-        """Oldest policy version of any sample in a settled group; -1 before there is one."""
-        samples = [sample for result in self._settled.values() for sample in result.samples if sample is not None]
+        """Oldest policy version of any sample in a settled group that isn't retired; -1 before there is one."""
+        results = [result for result in self._settled.values() if not result.retired]
+        samples = [sample for result in results for sample in result.samples if sample is not None]
         return min((sample.versions[0] for sample in samples), default=-1)
 
     def launch(self) -> list[int]:
@@ -104,7 +105,8 @@ class BatchState:
         del self._pending[result.group]
         self._settled[result.group] = result
         self._informative += result.informative
-        self._incomplete += not result.whole
+        self._retired += result.retired
+        self._incomplete += not result.whole and not result.retired
         while (settled := self._settled.get(self._prefix)) is not None:
             self._prefix += 1
             self._prefix_informative += settled.informative
@@ -147,14 +149,16 @@ class BatchState:
         for number in range(self._launched):
             result = self._settled[number]
             complete = [sample for sample in result.samples if sample is not None]
+            clean = result.whole and not result.retired
             if result.informative and trained < self._rollout.groups:
                 bucket, trained = "trained", trained + 1
-            elif result.whole and not result.informative:
+            elif clean and not result.informative:
                 bucket = "zero_variance"
             else:
                 bucket = "surplus"
             buckets.update({(s.id.group, s.id.sample, s.id.attempt): bucket for s in complete})
-            if result.whole:
+            buckets.update({(s.id.group, s.id.sample, s.id.attempt): "surplus" for s in result.beyond})
+            if clean:
                 ids, rewards = tuple(s.id for s in complete), tuple(s.reward for s in complete)
                 versions = tuple(sorted({version for sample in complete for version in sample.versions}))
                 records.append(GroupRecord(number, result.task, ids, rewards, bucket, versions))
@@ -177,7 +181,7 @@ class BatchState:
         """Groups that the bounds still allow to launch."""
         if self._incomplete > self._rollout.max_incomplete:
             return 0
-        return max(0, self._rollout.max_groups - (self._launched - self._incomplete))
+        return max(0, self._rollout.max_groups - (self._launched - self._incomplete - self._retired))
 
     def _bound(self) -> str:
         if self.full:

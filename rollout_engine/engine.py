@@ -42,6 +42,7 @@ from rollout_engine.group import GroupPlan, GroupResult, run_group
 from rollout_engine.heap import paced_collections
 from rollout_engine.journal import Journal
 from rollout_engine.progress import StepProgress
+from rollout_engine.resumption import Resumption
 from rollout_engine.schedule import Schedule
 from rollout_engine.tokens.template import ChatTemplate
 
@@ -95,16 +96,18 @@ class Engine:
         # What was launched before this engine was started again has its place in launch order, needed or not.
         launched = max(journal.groups, *(group + 1 for group in logged), 0)
         state = BatchState(rollout, schedule.chance, await self._surplus(step), launched)
-        plan = self._plan(step, journal)
+        oldest = max(0, step - rollout.max_staleness)
+        resumption = Resumption(self.pool, schedule.task, rollout.group_size, oldest)
+        plan = self._plan(step, journal, resumption)
         settled_send, settled = trio.open_memory_channel[GroupResult](math.inf)
         self.progress.pool(histogram)
         for trajectory in [t for samples in logged.values() for t in samples.values()]:
             self.progress.episode(trajectory)
 
         async def run(number: int) -> None:
-            task = schedule.task(number)
-            result = GroupResult.of(number, task, rollout.group_size, logged.get(number, {}))
-            await run_group(plan, result, task)
+            result, task = resumption.take_up(number, logged.get(number, {}))
+            if task is not None:
+                await run_group(plan, result, task)
             settled_send.send_nowait(result)
 
         with StepClock(rollout.batch, self._gate.circuits) as self._clock:
@@ -129,8 +132,7 @@ class Engine:
         if state.pending:
             logged = await self._logged(step)  # what was cancelled while it was being published may be there
             for number in state.pending:
-                samples = logged.get(number, {})
-                state.settle(GroupResult.of(number, schedule.task(number), rollout.group_size, samples))
+                state.settle(resumption.take_up(number, logged.get(number, {}))[0])
         await journal.flush()
         batch = state.close(self.config.run, step, self._clock.seconds, journal.ledger, histogram)
         if not state.full and rollout.at_bound == "stop":
@@ -172,6 +174,7 @@ class Engine:
             for group in batch.groups if batch else ():
                 oldest = min(group.versions, default=batch.policy_version)
                 spare = group.bucket == "surplus" and len(set(group.rewards)) > 1 and not batch.ledger.cancelled
+                spare = spare and len(group.rewards) == self.config.rollout.group_size
                 if spare and self._may_carry(step, oldest):
                     found[group.trajectories[0]] = group
                 else:
@@ -191,12 +194,18 @@ class Engine:
             found.setdefault(trajectory.id.group, {})[trajectory.id.sample] = _slim(trajectory)
         return found
 
-    def _plan(self, step: int, journal: Journal) -> GroupPlan:
+    def _plan(self, step: int, journal: Journal, resumption: Resumption) -> GroupPlan:
         async def episode(task: Task, id: TrajectoryId) -> Trajectory:
             trajectory = await self.play(self.setup, task, id, step)
             if not await self.bus.publish_trajectory(trajectory):
                 # Another engine, or this one before a lost acknowledgement, was first: what the log holds counts.
                 trajectory = (await self._logged(step))[id.group][id.sample]
+                if trajectory.task != task.id or not resumption.fits(trajectory):
+                    raise RunStopped(
+                        f"another engine works on step {step} of run {self.config.run} under another configuration: its "
+                        f"sample {trajectory.id} is of task {trajectory.task}, ours of {task.id}. Stop one of the two, "
+                        "then run the same command again"
+                    )
             self.progress.episode(trajectory)
             return _slim(trajectory)
 

@@ -32,11 +32,18 @@ class GroupResult:
     samples: list[Trajectory | None]
     errors: Counter[str] = field(default_factory=Counter)
     """System errors by kind."""
+    retired: bool = False
+    """Begun under another configuration, and not gone on with; see :mod:`rollout_engine.resumption`."""
+    beyond: tuple[Trajectory, ...] = ()
+    """Samples that the log holds beyond the group's size, which was larger when they ran."""
 
     @classmethod
-    def of(cls, group: int, task: Task, size: int, logged: Mapping[int, Trajectory]) -> GroupResult:
+    def of(
+        cls, group: int, task: str, size: int, logged: Mapping[int, Trajectory], retired: bool = False
+    ) -> GroupResult:
         """A group before it runs. ``logged``: sample number -> trajectory, of those that the log holds."""
-        return cls(group, task.id, [logged.get(sample) for sample in range(size)])
+        beyond = tuple(trajectory for sample, trajectory in sorted(logged.items()) if sample >= size)
+        return cls(group, task, [logged.get(sample) for sample in range(size)], retired=retired, beyond=beyond)
 
     @property
     def whole(self) -> bool:
@@ -44,8 +51,8 @@ class GroupResult:
 
     @property
     def informative(self) -> bool:
-        """Whole, and its rewards are not all exactly equal."""
-        return self.whole and len({sample.reward for sample in self.samples}) > 1
+        """Whole, not retired, and its rewards are not all exactly equal."""
+        return self.whole and not self.retired and len({sample.reward for sample in self.samples}) > 1
 
 
 @dataclass(frozen=True)

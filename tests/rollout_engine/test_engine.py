@@ -313,6 +313,85 @@ async def test_tasks_are_drawn_as_before_after_a_restart(make_engine, tiny_templ
     assert sum(again.pool.values()) == len(TASKS) and again.pool != log.batches[0].pool
 
 
+async def test_a_restart_with_another_pool_mixes_no_tasks_and_has_its_bounds_to_itself(make_engine, tiny_template):
+    """What a run that stopped at its bound is told: select the pool again, then run the same command."""
+    tasks = tasks_of(0, range(BOUND))
+    log = MemoryLog()
+    with pytest.raises(RunStopped):
+        await make_engine(log, MixedPolicy(tiny_template, tasks[2:]), at_bound="stop").run_step(0)
+    assert len(log.logged) == BOUND * SIZE
+    for sample in range(1, SIZE):  # group 0 and group 1 were killed in the middle
+        del log.logged[0, 0, sample], log.logged[0, 1, sample]
+
+    policy = MixedPolicy(tiny_template)
+    engine = make_engine(log, policy, at_bound="stop")
+    # Of the first tasks, the second has stayed; which number gets which task has changed for all groups.
+    engine.pool = [task for task in reversed(TASKS) if task.id not in set(tasks) - {tasks[1]}]
+    batch = await engine.run_step(0)
+    assert batch.outcome == "full" and {group.group for group in batch.groups} == {1, BOUND, BOUND + 1}
+    assert batch.groups[0].task == tasks[1] and not {group.task for group in batch.groups} & ({*tasks} - {tasks[1]})
+    for group in batch.groups:
+        assert {log.logged[id.step, id.group, id.sample].task for id in group.trajectories} == {group.task}
+    assert {group for group, *_ in policy.started} == {1, BOUND, BOUND + 1}
+    # Five groups are retired, one of them with a single sample; the six that were removed above count as cut short.
+    assert batch.ledger == Ledger(35, trained=GROUPS * SIZE, surplus=4 * SIZE + 1, cancelled=6)
+
+
+async def test_a_restart_that_may_lag_less_trains_on_nothing_older(make_engine, tiny_template):
+    """A manifest with tokens that the learner refuses could never be taken back."""
+
+    class Behind(MixedPolicy):
+        async def generate(self, request):
+            generation = await super().generate(request)
+            return replace(generation, versions=[0] * len(generation.versions))
+
+    log = MemoryLog()
+    log.stop_after = SIZE + 1
+    with pytest.raises(ExceptionGroup):
+        await make_engine(log, Behind(tiny_template), max_staleness=1).run_step(1)
+    log.stop_after = None
+    older = {group for _, group, _ in log.logged}
+    batch = await make_engine(log, MixedPolicy(tiny_template), max_staleness=0, max_groups=GROUPS).run_step(1)
+    assert batch.outcome == "full" and batch.policy_version == 1
+    assert not {group.group for group in batch.groups} & older
+    assert batch.ledger.surplus == SIZE + 1 and batch.ledger.trained == GROUPS * SIZE
+
+
+@pytest.mark.parametrize("size", [2, 6])
+async def test_a_restart_with_another_group_size_keeps_what_it_can(make_engine, tiny_template, size):
+    log = MemoryLog()
+    log.stop_after = GROUPS * SIZE - 1
+    with pytest.raises(ExceptionGroup):
+        await make_engine(log, MixedPolicy(tiny_template)).run_step(0)
+    log.stop_after = None
+    batch = await make_engine(log, MixedPolicy(tiny_template), group_size=size).run_step(0)
+    assert batch.outcome == "full" and all(len(group.rewards) == size for group in batch.groups)
+    assert batch.ledger.trained == GROUPS * size
+    assert batch.ledger.surplus == sum(sample >= size for _, _, sample in log.logged)
+
+
+async def test_groups_of_another_size_are_not_carried_over(make_engine, tiny_template):
+    log = MemoryLog()
+    lagging = {"wave_confidence": 0.3, "max_staleness": 2, "max_groups": 20}
+    first = await make_engine(log, MixedPolicy(tiny_template), **lagging).run_step(0)
+    assert first.ledger.surplus
+    second = await make_engine(log, MixedPolicy(tiny_template), group_size=SIZE + 1, **lagging).run_step(1)
+    assert second.ledger.carried == 0 and all(len(group.rewards) == SIZE + 1 for group in second.groups)
+
+
+async def test_an_engine_that_meets_another_pools_samples_stops_and_says_why(make_engine, tiny_template):
+    class Two(MemoryLog):
+        async def publish_trajectory(self, trajectory):
+            id = trajectory.id
+            other = msgspec.structs.replace(trajectory, task="of another pool")
+            self.logged.setdefault((id.step, id.group, id.sample), other)
+            return False
+
+    with pytest.raises(ExceptionGroup) as stop:
+        await make_engine(Two(), MixedPolicy(tiny_template)).run_step(0)
+    assert stop.group_contains(RunStopped, match="another engine works on step 0 .* is of task of another pool")
+
+
 class Flaky(MixedPolicy):
     """No actor answers until ``until``; then all is well."""
 

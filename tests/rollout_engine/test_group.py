@@ -45,7 +45,7 @@ def run():
             episode,
             failed or (lambda id, error, again: None),
         )
-        result = GroupResult.of(group, TASK, 4, logged or {})
+        result = GroupResult.of(group, TASK.id, 4, logged or {})
         await run_group(plan, result, TASK)
         ended = {(s.id.group, s.id.sample, s.id.attempt): "trained" for s in result.samples if s}
         return result, journal.ledger(ended)
