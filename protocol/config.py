@@ -200,6 +200,8 @@ class Retries(_Section):
     grader: Retry | None = None
     template: Retry | None = None
     episode_timeout: Retry | None = None
+    max_retry_after: Seconds = 600.0
+    """A service that asks for a longer pause than this (``Retry-After``) gets this one."""
 
     def of(self, kind: str) -> Retry:
         """The retry of an error whose ``kind`` is as the ledger writes it."""
@@ -217,7 +219,7 @@ class Outage(_Section):
     """Before the first probe episode; doubled after each that fails."""
     max_probe: Seconds = 120.0
     longest: Seconds = 1800.0
-    """Bound on an outage without a single success; then the run stops and says what to do."""
+    """Bound on a pause without a single success; then the run stops and says what to do."""
 
 
 class Rollout(_Section):
@@ -423,6 +425,12 @@ def resolve(tree: dict[str, Any], source: str = "configuration") -> Config:
         raise ConfigError(
             f"{source}: rollout.outage.errors ({config.rollout.outage.errors}) is above rollout.outage.among "
             f"({config.rollout.outage.among}), so no outage could ever be noticed"
+        )
+    if not config.rollout.outage.probe <= config.rollout.outage.max_probe < config.rollout.outage.longest:
+        raise ConfigError(
+            f"{source}: rollout.outage.probe ({config.rollout.outage.probe:g}), .max_probe "
+            f"({config.rollout.outage.max_probe:g}) and .longest ({config.rollout.outage.longest:g}) must be in this "
+            "order, so that an outage is probed before it has lasted too long"
         )
     longest = config.rollout.limits.episode_tokens
     if config.learner.row_tokens < longest:

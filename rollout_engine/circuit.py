@@ -47,7 +47,7 @@ class _Open:
     interval: float
     probe_at: float
     since: float
-    """Of the last sign of life, or the opening."""
+    """Of the pause: the opening, the relapse, or the step's beginning, whichever is latest."""
     message: str
     """The last error."""
     successes: int = 0
@@ -130,7 +130,6 @@ class Circuits:
                 continue
             outage.probing.discard(number)
             outage.successes += 1
-            outage.since = now
             outage.interval = self._settings.probe
             if outage.successes >= self._settings.errors:
                 del self._open[kind]
@@ -161,12 +160,19 @@ class Circuits:
             mine.errors += 1
             mine.message = message
             if kind in evidence:
+                if mine.successes:
+                    mine.since = now
                 mine.interval = min(2 * mine.interval, self._settings.max_probe)
                 mine.probe_at = now + max(mine.interval, retry_after or 0.0)
                 mine.successes = 0
                 mine.probing.clear()
         self._tally(now)
         return opened
+
+    def ask_again(self, now: float) -> None:
+        """A step begins: time in which there was nothing to run is no part of an outage's bound."""
+        for outage in self._open.values():
+            outage.since = now
 
     def abandoned(self, number: int) -> None:
         """The admitted episode was cancelled: it says nothing."""

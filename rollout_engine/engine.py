@@ -110,6 +110,7 @@ class Engine:
                 await run_group(plan, result, task)
             settled_send.send_nowait(result)
 
+        self._gate.circuits.ask_again(trio.current_time())
         with StepClock(rollout.batch, self._gate.circuits) as self._clock:
             async with trio.open_nursery() as nursery:
                 wave = state.pending
@@ -202,9 +203,9 @@ class Engine:
                 trajectory = (await self._logged(step))[id.group][id.sample]
                 if trajectory.task != task.id or not resumption.fits(trajectory):
                     raise RunStopped(
-                        f"another engine works on step {step} of run {self.config.run} under another configuration: its "
-                        f"sample {trajectory.id} is of task {trajectory.task}, ours of {task.id}. Stop one of the two, "
-                        "then run the same command again"
+                        f"another engine works on step {step} of run {self.config.run} under another configuration: "
+                        f"its sample {trajectory.id} is of task {trajectory.task}, ours of {task.id}. Stop one of the "
+                        "two, then run the same command again"
                     )
             self.progress.episode(trajectory)
             return _slim(trajectory)

@@ -1,8 +1,8 @@
 """A step's groups as an engine takes them up, from what the log holds of them.
 
-Invariant (rule 11): a group is of one task, and the log's word on which goes before the schedule's. So an engine that is
-started again with another pool, seed or number of groups goes on with each group as it was begun, and one that can't be
-gone on with is retired: nothing of it runs, it isn't trained on, and it counts for no bound. Pure.
+Invariant (rule 11): a group is of one task, and the log's word on which goes before the schedule's. So an engine that
+is started again with another pool, seed or number of groups goes on with each group as it was begun, and one that can't
+be gone on with is retired: nothing of it runs, it isn't trained on, and it counts for no bound. Pure.
 """
 
 from __future__ import annotations

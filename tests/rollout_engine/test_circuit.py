@@ -104,6 +104,19 @@ def test_a_relapse_pauses_again_and_costs_one_doubling_however_many_fail_with_it
     assert circuits.paused_seconds(99.0) == 5.0 + 14.0
 
 
+def test_a_relapse_has_the_whole_bound_however_long_ago_the_last_success():
+    circuits = opened()
+    circuits.succeeded(circuits.admit(5.0), "a", 5.0, False)
+    circuits.failed(circuits.admit(1000.0), "user", "a", 1000.0, True)
+    assert circuits.paused and circuits.overdue(1099.0) is None and circuits.overdue(1100.0) == "user"
+
+
+def test_time_between_steps_is_no_part_of_an_outages_bound():
+    circuits = opened()
+    circuits.ask_again(5000.0)
+    assert circuits.overdue(5099.0) is None and circuits.overdue(5100.0) == "user"
+
+
 def test_what_was_running_when_it_broke_is_excused_and_no_evidence():
     circuits = Circuits(SETTINGS)
     early = [circuits.admit(0.0) for _ in range(3)]

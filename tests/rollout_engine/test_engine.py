@@ -439,6 +439,46 @@ async def test_an_outage_that_lasts_too_long_stops_the_run_and_says_what_to_do(
     assert log.batches == {}
 
 
+async def test_a_service_that_asks_for_a_day_stops_the_run_in_time(make_engine, tiny_template, autojump_clock):
+    """All samples wait for it, none at the gate, and the step's clock stands still."""
+
+    class Resting(MixedPolicy):
+        async def generate(self, request):
+            error = ActorError("answered 429")
+            error.retry_after = 86400.0
+            raise error
+
+    outage = Outage(errors=4, among=6, longest=900.0)
+    engine, began = make_engine(MemoryLog(), Resting(tiny_template), outage=outage), trio.current_time()
+    with pytest.raises(ExceptionGroup) as stop:
+        await engine.run_step(0)
+    assert stop.group_contains(RunStopped, match="'actor' for 900 s .* the last: answered 429")
+    assert 900 <= trio.current_time() - began <= 900 + 600
+
+
+async def test_an_outage_at_a_steps_end_is_probed_in_the_next_before_it_is_too_long(
+    make_engine, tiny_template, autojump_clock
+):
+    """The learner took an hour, in which nobody asked."""
+    log = MemoryLog()
+
+    class Broken(MixedPolicy):
+        async def generate(self, request):
+            await trio.sleep(1.0)
+            if broken[0] and not request.episode.endswith("/0/0/0"):
+                raise ActorError("answered 503")
+            return await super().generate(request)
+
+    broken = [True]
+    engine = make_engine(log, Broken(tiny_template), outage=Outage(errors=4, among=6), batch=60.0)
+    with trio.move_on_after(30):  # stopped in mid-step, with the outage open
+        await engine.run_step(0)
+    await trio.sleep(3600)
+    broken[0] = False
+    batch = await engine.run_step(0)
+    assert batch.outcome == "full" and batch.seconds < 60
+
+
 def test_a_context_shorter_than_an_episode_is_refused(tiny_config):
     model = msgspec.structs.replace(tiny_config.model, max_model_len=599)
     with pytest.raises(ConfigurationError, match=r"episode_tokens \(600\) is above model.max_model_len \(599\)"):

@@ -1,5 +1,7 @@
 """Budgets by kind."""
 
+import pytest
+
 from protocol.config import Retries, Retry
 from rollout_engine import errors
 from rollout_engine.errors import ActorError, EpisodeSystemError, EpisodeTimeout, UserError
@@ -29,6 +31,13 @@ def test_an_outage_spends_nothing_and_a_longer_pause_that_was_asked_for_is_kept(
     asked.retry_after = 20.0
     assert budget.after(asked) == 20.0
     assert budget.after(asked) is None
+
+
+@pytest.mark.parametrize("asked", [86400.0, float("inf")])
+def test_a_pause_that_was_asked_for_is_bounded(asked):
+    budget, error = RetryBudget(Retries(max_retry_after=60.0)), UserError("answered 429")
+    error.retry_after = asked
+    assert budget.after(error) == 60.0
 
 
 def test_backoff_is_bounded_however_often_a_sample_runs_again():
