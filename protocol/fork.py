@@ -43,13 +43,15 @@ async def fork(config: Config, step: int, run: str) -> Fork:
     check_run(run)
     if run == config.run:
         raise ForkRefused(f"a fork of run {run} needs a name of its own: choose another --as")
+    if step < 0:
+        raise ForkRefused(f"run {config.run} can be forked at step 0 or later, not at {step}")
     async with connect(config.nats, config.run, create=False) as parent:
         batches = await _manifests(parent, step)
         horizon = await parent.horizon()
         checkpoint = _checkpoint(config, batches, horizon)
         origin = Origin(run, config.run, step, _history(config, await parent.origin(), step))
         async with connect(config.nats, run, forking=True) as child:
-            await _claim(child, origin)
+            await _claim(child, origin, Path(config.folder) / run / "checkpoints")
             # Before the log is whole, so that a learner can't start without them.
             _take_folder(config, run, checkpoint)
             await _copy(parent, child, batches, horizon)
@@ -99,12 +101,18 @@ def _history(config: Config, before: Origin | None, step: int) -> tuple[Stretch,
     return tuple(past for past in history if past.until)
 
 
-async def _claim(child: Bus, origin: Origin) -> None:
-    """Log the origin, unless this very fork was begun before."""
+async def _claim(child: Bus, origin: Origin, checkpoints: Path) -> None:
+    """Log the origin, unless this very fork was begun before. ``checkpoints``: the folder of the fork's own."""
     before = await child.origin()
     if before is None:
         if await child.policy() is not None or await child.steps() or await child.batch(0) is not None:
             raise ForkRefused(f"run {origin.run} exists already and is no fork: choose another --as")
+        if checkpoints.is_dir() and any(path.name.isdecimal() for path in checkpoints.iterdir()):
+            # Of a run of that name whose log is gone: a learner would take them for the fork's.
+            raise ForkRefused(
+                f"{checkpoints} holds checkpoints of an earlier run {origin.run}: move that run's folder away, or "
+                "choose another --as"
+            )
         await child.publish_origin(origin)
     elif (before.parent, before.step) != (origin.parent, origin.step):
         raise ForkRefused(

@@ -6,7 +6,8 @@ decides anything. asyncio only; the weight calls need ``VLLM_SERVER_DEV_MODE=1``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -54,27 +55,32 @@ class ServerControl:
         """Whether ``/health`` answers within ``timeout``."""
         try:
             return (await self._client.get(f"{self.url}/health", timeout=self._timeout)).status_code == 200
-        except httpx.TransportError:
+        except httpx.RequestError:
             return False
 
     async def load(self) -> ActorLoad:
         """The server's own load figures."""
-        text = (await self._call("GET", "/metrics", self._timeout)).text
+        answer = await self._call("GET", "/metrics", self._timeout)
         values = dict.fromkeys((figure for figure, _ in _LOAD.values()), 0.0)
-        for line in text.splitlines():
-            name, _, rest = line.partition("{")
-            if name in _LOAD:
-                figure, together = _LOAD[name]
-                values[figure] = together(values[figure], float(rest.rpartition(" ")[2]))
-        kv_use = values.pop("kv_use")
-        return ActorLoad(kv_use=kv_use, **{figure: int(value) for figure, value in values.items()})
+        with _reading(answer):
+            for line in answer.text.splitlines():
+                name, _, rest = line.partition("{")
+                if name in _LOAD:
+                    figure, together = _LOAD[name]
+                    values[figure] = together(values[figure], float(rest.rpartition(" ")[2]))
+            kv_use = values.pop("kv_use")
+            return ActorLoad(kv_use=kv_use, **{figure: int(value) for figure, value in values.items()})
 
     async def model(self) -> str:
         """Name of the served model."""
-        return (await self._call("GET", "/v1/models", self._timeout)).json()["data"][0]["id"]
+        answer = await self._call("GET", "/v1/models", self._timeout)
+        with _reading(answer):
+            return answer.json()["data"][0]["id"]
 
     async def weight_label(self) -> str:
-        return (await self._call("GET", "/weight_info", self._timeout)).json()["weight_version"]
+        answer = await self._call("GET", "/weight_info", self._timeout)
+        with _reading(answer):
+            return answer.json()["weight_version"]
 
     async def set_weight_label(self, text: str) -> None:
         await self._call("POST", "/update_weight_version", self._timeout, json={"new_version": text})
@@ -105,7 +111,9 @@ class ServerControl:
         would save little: the next turn of an episode computes its prompt anew in any case.
         """
         answer = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true", timeout)
-        if not answer.json()["success"]:
+        with _reading(answer):
+            done = answer.json()["success"]
+        if not done:
             raise ControlError(f"{self.url}/reset_prefix_cache: the server kept its prefix cache")
 
     async def logprobs(self, ids: np.ndarray, timeout: float) -> np.ndarray:
@@ -117,19 +125,30 @@ class ServerControl:
             "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "logprobs": 0,
                                 "detokenize": False},
         }  # fmt: skip
-        answer = (await self._call("POST", "/inference/v1/generate", timeout, json=body)).json()
-        entries = answer["prompt_logprobs"][1:]
-        return np.array([entry[str(id)]["logprob"] for id, entry in zip(ids[1:], entries, strict=True)], np.float32)
+        answer = await self._call("POST", "/inference/v1/generate", timeout, json=body)
+        with _reading(answer):
+            entries = answer.json()["prompt_logprobs"][1:]
+            return np.array([entry[str(id)]["logprob"] for id, entry in zip(ids[1:], entries, strict=True)], np.float32)
 
     async def _call(self, method: str, path: str, timeout: float, json: Any = None) -> httpx.Response:
         try:
             answer = await self._client.request(method, self.url + path, timeout=timeout, json=json)
         except httpx.TimeoutException as error:
             raise ControlError(f"{self.url}{path} did not answer within {timeout:g} s") from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise ControlError(f"{self.url}{path}: {error or type(error).__name__}") from error
         if answer.status_code != 200:
             hint = " (start the server with VLLM_SERVER_DEV_MODE=1)" if answer.status_code == 404 else ""
             hint = " (start the server with --enable-scale-out)" if answer.status_code == 403 else hint
             raise ControlError(f"{self.url}{path} answered {answer.status_code}{hint}: {answer.text[:500]}")
         return answer
+
+
+@contextmanager
+def _reading(answer: httpx.Response) -> Iterator[None]:
+    """Around whatever takes ``answer`` for what a vLLM server says."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ControlError(f"{answer.url} is no vLLM server's answer ({said}): {answer.text[:200]}") from error

@@ -292,7 +292,11 @@ def verify_digests(folder: Path, sha256: Mapping[str, str]) -> None:
         raise WeightsDamaged(f"{folder / name} was announced but is not there" if name in sha256 else
                              f"{folder / name} is there but was not announced")  # fmt: skip
     for name, expected in sha256.items():
-        with (folder / name).open("rb") as file:
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with (folder / name).open("rb") as file:
+                actual = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            # Removed meanwhile, for newer ones are there, or a disk that can't be read just now.
+            raise WeightsDamaged(f"{folder / name} can't be read: {error.strerror}") from error
         if actual != expected:
             raise WeightsDamaged(f"{folder / name} has sha256 {actual}, announced was {expected}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import httpx
 import msgspec
@@ -60,7 +60,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    choices: list[_Choice]
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
 
 
 class _CompletionLogprobs(msgspec.Struct):
@@ -74,12 +74,21 @@ class _CompletionChoice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    choices: list[_CompletionChoice]
+    choices: Annotated[list[_CompletionChoice], msgspec.Meta(min_length=1)]
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: Annotated[list[_Model], msgspec.Meta(min_length=1)]
 
 
 _ENCODER = msgspec.json.Encoder()
 _ANSWER = msgspec.json.Decoder(_Answer)
 _COMPLETION = msgspec.json.Decoder(_Completion)
+_MODELS = msgspec.json.Decoder(_Models)
 _JSON = {"content-type": "application/json"}
 
 
@@ -127,7 +136,7 @@ class VllmActor:
         """Whether ``/health`` answers."""
         try:
             answer = await self._client.get(f"{self.url}/health", timeout=min(5.0, self._timeout))
-        except httpx.TransportError:
+        except httpx.RequestError:
             return False
         return answer.status_code == 200
 
@@ -135,7 +144,7 @@ class VllmActor:
         answer = await self._send(self._client.build_request("GET", f"{self.url}/v1/models", timeout=self._timeout))
         if answer.status_code != 200:
             raise self._refused(answer)
-        return answer.json()["data"][0]["id"]
+        return self._decode(_MODELS, answer.content).data[0].id
 
     async def _post(self, path: str, body: bytes) -> httpx.Response:
         request = self._client.build_request(
@@ -148,7 +157,7 @@ class VllmActor:
             return await self._client.send(request)
         except httpx.TimeoutException as error:
             raise ActorError(f"{request.url} did not answer within {self._timeout:g} s") from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise ActorError(f"{request.url}: {error or type(error).__name__}") from error
 
     def _refused(self, answer: httpx.Response) -> ActorError:

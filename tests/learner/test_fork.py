@@ -200,6 +200,7 @@ def test_the_verb_says_how_to_go_on(parent, tmp_path, capsys):
     ("step", "run", "message"),
     [
         (7, "fork-late", "batches of 6 steps, so it can be forked at steps 0 to 6, not at 7"),
+        (-1, "fork-early", "at step 0 or later, not at -1"),
         (2, "fork-parent", "a name of its own"),
         (2, "fork-changed", "exists already, a fork of run fork-parent at step 3"),
     ],
@@ -207,6 +208,15 @@ def test_the_verb_says_how_to_go_on(parent, tmp_path, capsys):
 def test_what_is_in_the_way_is_named(parent, changed, step, run, message):
     with pytest.raises(ForkRefused, match=message):
         asyncio.run(fork(parent, step, run))
+
+
+def test_checkpoints_of_an_earlier_run_of_that_name_are_not_taken_for_the_forks(parent):
+    left = parent.path.parent / "fork-again" / "checkpoints" / "2"
+    left.mkdir(parents=True)
+    with pytest.raises(ForkRefused, match=r"fork-again/checkpoints holds checkpoints of an earlier run fork-again"):
+        asyncio.run(fork(parent, 3, "fork-again"))
+    left.rmdir()
+    assert asyncio.run(fork(parent, 3, "fork-again")).checkpoint is None
 
 
 def test_a_log_cut_short_by_retention_is_forked_where_checkpoints_reach(parent, tmp_path):

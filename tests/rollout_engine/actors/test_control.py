@@ -82,3 +82,27 @@ async def test_a_call_that_takes_too_long_is_named_with_its_bound() -> None:
 
     with pytest.raises(ControlError, match="/resume did not answer within 5 s"):
         await control(handler).resume()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, text="<html>a web server of somebody else's</html>"),
+        httpx.Response(200, json=[]),
+        httpx.Response(200, json={}),
+        httpx.Response(200, json={"data": [], "prompt_logprobs": [None, None, None]}),
+    ],
+)
+async def test_an_answer_that_is_no_vllm_servers_is_named(answer: httpx.Response) -> None:
+    server = control(lambda _: answer)
+    for call in [
+        server.model(),
+        server.weight_label(),
+        server.reset_prefix_cache(5.0),
+        server.logprobs(np.array([5, 6, 7]), 5.0),
+    ]:
+        with pytest.raises(ControlError, match="http://server:1/.* is no vLLM server's answer"):
+            await call
+    garbled = httpx.Response(200, text='vllm:num_requests_running{engine="0"} many')
+    with pytest.raises(ControlError, match="/metrics is no vLLM server's answer"):
+        await control(lambda _: garbled).load()

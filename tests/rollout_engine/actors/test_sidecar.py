@@ -447,3 +447,10 @@ def test_digests_name_the_file_at_fault(tmp_path: Path, files: dict[str, bytes],
         announced["x.safetensors"] = hashlib.sha256(b"x").hexdigest()
     with pytest.raises(WeightsDamaged, match=fault):
         verify_digests(tmp_path, announced)
+
+
+def test_a_file_that_goes_while_it_is_checked_is_missing_and_no_end(tmp_path: Path) -> None:
+    """The learner removes old versions."""
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(WeightsDamaged, match="model.safetensors can't be read: No such file"):
+        verify_digests(tmp_path, {"model.safetensors": "0" * 64})

@@ -154,6 +154,7 @@ async def test_weights_changed_within_one_answer_have_no_single_name() -> None:
         answer(finish="abort"),
         httpx.Response(200, content=b"<html>"),
         httpx.Response(200, json={"choices": [{"token_ids": [1], "logprobs": None, "finish_reason": "stop"}]}),
+        httpx.Response(200, json={"choices": []}),
     ],
     ids=[
         "no-tokens",
@@ -163,6 +164,7 @@ async def test_weights_changed_within_one_answer_have_no_single_name() -> None:
         "aborted",
         "not-json",
         "no-logprobs",
+        "no-choice",
     ],
 )
 async def test_incomplete_answer_is_an_actor_error_not_a_generation(broken: httpx.Response) -> None:
@@ -179,8 +181,16 @@ async def test_status_tells_whether_another_actor_could_help(status: int, refusa
     assert isinstance(caught.value, ActorRefusal) == refusal
 
 
-@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), httpx.ReadError("cut")])
-async def test_lost_connection_and_timeout_are_actor_errors_naming_the_url(error: httpx.TransportError) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout("slow"),
+        httpx.ReadError("cut"),
+        httpx.DecodingError("half a gzip stream"),
+    ],
+)
+async def test_lost_connection_and_timeout_are_actor_errors_naming_the_url(error: httpx.RequestError) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise error
 
@@ -214,3 +224,12 @@ async def test_server_without_the_token_endpoint_is_asked_for_completions() -> N
 async def test_within_a_run_the_token_endpoint_is_a_must() -> None:
     with pytest.raises(ActorRefusal, match="--enable-scale-out"):
         await actor(lambda _: httpx.Response(403, text="disabled")).generate(REQUEST)
+
+
+@pytest.mark.parametrize("models", [{"data": []}, {"object": "list"}, "no list"])
+async def test_a_server_that_names_no_model_is_an_actor_error(models: object) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=models) if request.url.path == "/v1/models" else httpx.Response(404)
+
+    with pytest.raises(ActorError, match="sent an answer that can't be read"):
+        await actor(handler, version=3).generate(REQUEST)
