@@ -24,11 +24,13 @@ from rollout_engine.sessions.errors import (
     SessionTimeout,
 )
 from rollout_engine.sessions.processes import ForkFailed, ForkRefused, SessionProcess
-from rollout_engine.sessions.results import CallResult, ToolSpec, Usage, call_result
-from rollout_engine.sessions.wire import Ended, Refused, TooLarge, Violation, WireError
+from rollout_engine.sessions.results import CallResult, ToolSpec, Usage, call_result, tool_page
+from rollout_engine.sessions.wire import Ended, Malformed, Refused, TooLarge, Violation, WireError
 
 PROTOCOL_VERSION = "2025-06-18"
 Observe = Callable[[SessionProcess], Awaitable[None]]
+SHOWN_CHARACTERS, SHOWN_LINES = 1500, 30
+"""Of the end of what a server wrote, in a message."""
 CLIENT = {"name": "session-host", "version": "1"}
 
 
@@ -91,36 +93,40 @@ class ProcessLink:
 
     async def list_tools(self, timeout: float) -> dict[str, ToolSpec]:
         """Every tool of the server, reserved ones included."""
+        try:
+            return await self._exchange("listing its tools", timeout, self._pages)
+        except Refused as error:
+            raise ServerStartFailed(
+                f"server {self.server} does not list its tools: {error}", server=self.server
+            ) from error
+
+    async def _pages(self) -> dict[str, ToolSpec]:
         tools: dict[str, ToolSpec] = {}
         cursor: str | None = None
         while True:
-            params = {"cursor": cursor} if cursor else {}
+            answer = await self.process.wire.request("tools/list", {"cursor": cursor} if cursor else {})
             try:
-                page = await self._exchange(
-                    "listing its tools", timeout, lambda params=params: self.process.wire.request("tools/list", params)
-                )
-            except Refused as error:
-                raise ServerStartFailed(
-                    f"server {self.server} does not list its tools: {error}", server=self.server
-                ) from error
-            for tool in page.get("tools", ()):
-                tools[tool["name"]] = ToolSpec(
-                    tool["name"], tool.get("description") or "", tool.get("inputSchema") or {}, self.server
-                )
-            cursor = page.get("nextCursor")
+                page, cursor = tool_page(answer, self.server)
+            except ValueError as error:
+                raise Malformed(str(error)) from error
+            tools |= page
             if not cursor:
                 return tools
 
     async def call(self, tool: str, arguments: Mapping[str, Any], timeout: float) -> CallResult:
         params = {"name": tool, "arguments": arguments}
         try:
-            result = await self._exchange(
-                f"tool {tool}", timeout, lambda: self.process.wire.request("tools/call", params)
-            )
+            return await self._exchange(f"tool {tool}", timeout, lambda: self._called(params))
         except Refused as error:
             # The server declined this call and lives: the caller's doing, as with a tool's own error.
             return CallResult(str(error), [{"type": "text", "text": str(error)}], is_error=True)
-        return call_result(result)
+
+    async def _called(self, params: Mapping[str, Any]) -> CallResult:
+        answer = await self.process.wire.request("tools/call", params)
+        try:
+            return call_result(answer)
+        except ValueError as error:
+            raise Malformed(str(error)) from error
 
     async def settle(self) -> str:
         if self._reason:
@@ -187,6 +193,10 @@ class ProcessLink:
                 f"wrote to standard output what is not the protocol, in {what}: {error}; "
                 "let it write to standard error instead",
             ) from error
+        except Malformed as error:
+            raise await self._broken(
+                ProtocolViolation, f"answered {what} with what the protocol does not have: {error}"
+            ) from error
         except WireError as error:
             raise await self._broken(SessionDied, f"{what}: {error}") from error
         except BaseException:
@@ -206,12 +216,16 @@ class ProcessLink:
             ("the end of its standard error", self._tail()),
         ):
             if text:
-                what += f"\n  {name}: " + text[-1500:].replace("\n", "\n    ")
+                what += f"\n  {name}: " + "\n    ".join(text[-SHOWN_CHARACTERS:].splitlines()[-SHOWN_LINES:])
         self._fault = kind(f"server {self.server} {what}", server=self.server)
         return self._fault
 
 
 def _ending(status: int) -> str:
     if os.WIFSIGNALED(status):
-        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+        number = os.WTERMSIG(status)
+        try:
+            return f"killed by {signal.Signals(number).name}"
+        except ValueError:  # most of the real-time signals have no name
+            return f"killed by signal {number}"
     return f"exit status {os.WEXITSTATUS(status)}"

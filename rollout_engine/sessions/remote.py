@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
+from rollout_engine.sessions import jsontext
 from rollout_engine.sessions.errors import (
     CannotBranch,
     ResultTooLarge,
@@ -24,7 +25,7 @@ from rollout_engine.sessions.errors import (
     SessionTimeout,
 )
 from rollout_engine.sessions.limits import HostLimits
-from rollout_engine.sessions.results import CallResult, Mode, ToolSpec, Usage, call_result
+from rollout_engine.sessions.results import CallResult, Mode, ToolSpec, Usage, call_result, unsendable
 from rollout_engine.sessions.servers import ServerSpec
 
 LOST = (-32000, -32001)
@@ -126,6 +127,10 @@ class RemoteLink:
     async def call(self, tool: str, arguments: Mapping[str, Any], timeout: float) -> CallResult:
         if self._fault is not None or self._ended.is_set():
             raise SessionClosed(f"this session ended before: {self._fault or 'closed'}", server=self.server)
+        try:
+            jsontext.write(arguments)
+        except ValueError as error:
+            return unsendable(error)
         request = _Request(tool, arguments)
         try:
             with anyio.fail_after(timeout):

@@ -5,13 +5,13 @@ Invariant: calls of a session run one at a time, in the order of asking; after i
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import anyio
 
+from rollout_engine.sessions import jsontext
 from rollout_engine.sessions.errors import InitFailed, SessionClosed, SessionError, UnknownTool
 from rollout_engine.sessions.links import Link
 from rollout_engine.sessions.results import CallResult, ToolSpec, Usage
@@ -184,7 +184,7 @@ class Template:
 def _init_result(result: CallResult, server: str) -> dict[str, Any]:
     """``{}`` or ``{"status": "ok", ...}`` is a success, as in the public proxy."""
     try:
-        answer = json.loads(result.text)
+        answer = jsontext.read_text(result.text)
     except ValueError:
         answer = None
     if not result.is_error and isinstance(answer, dict) and (not answer or answer.pop("status", None) == "ok"):
@@ -194,7 +194,7 @@ def _init_result(result: CallResult, server: str) -> dict[str, Any]:
 
 def _object(result: CallResult, server: str, tool: str) -> dict[str, Any]:
     try:
-        answer = json.loads(result.text)
+        answer = jsontext.read_text(result.text)
     except ValueError:
         answer = None
     if result.is_error or not isinstance(answer, dict):

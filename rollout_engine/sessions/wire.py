@@ -15,9 +15,12 @@ from typing import Any
 import anyio
 import msgspec
 
+from rollout_engine.sessions import jsontext
+
 CHUNK = 1 << 18
 STRAY_BYTES = 1 << 16
 METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
 
 
 class WireError(Exception):
@@ -36,8 +39,15 @@ class Violation(WireError):
     """Something that is no message of the protocol."""
 
 
+class Malformed(WireError):
+    """A message of the protocol that does not say what the protocol wants said."""
+
+
 class Refused(Exception):
-    """The server answered a request with a JSON-RPC error: a regular end of an exchange."""
+    """The server answered a request with a JSON-RPC error: a regular end of an exchange.
+
+    So ends a request that can't be written as JSON, too: nothing of it was sent.
+    """
 
     def __init__(self, code: int, message: str):
         super().__init__(message)
@@ -71,8 +81,13 @@ class Wire:
     async def request(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
         """The result of a JSON-RPC request. Raises Refused, or a WireError, after which the wire is unusable."""
         async with self._lock:
-            self.last_id = mine = self.last_id + 1
-            await self._send_message({"jsonrpc": "2.0", "id": mine, "method": method, "params": params or {}})
+            mine = self.last_id + 1
+            try:
+                data = jsontext.write({"jsonrpc": "2.0", "id": mine, "method": method, "params": params or {}})
+            except ValueError as error:
+                raise Refused(INVALID_PARAMS, f"the arguments can't be sent as JSON: {error}") from error
+            self.last_id = mine
+            await self._send(data + b"\n")
             while True:
                 message = await self._message()
                 if "method" in message:
@@ -101,7 +116,7 @@ class Wire:
         if line[:1] != b"\0":
             raise Violation(f"not the answer to a control line: {_short(line)}")
         fds, self._fds = self._fds, []
-        return msgspec.json.decode(line[1:]), fds
+        return _control(line), fds
 
     async def _answer(self, message: Mapping[str, Any]) -> None:
         """Of what a server may ask of its client we can do one thing: show that we are there."""
@@ -118,14 +133,14 @@ class Wire:
             start = line[:1]
             if start == b"{":
                 try:
-                    message = msgspec.json.decode(line)
-                except msgspec.DecodeError as error:
+                    message = jsontext.read(line)
+                except ValueError as error:
                     raise Violation(f"malformed JSON ({error}): {_short(line)}") from error
                 if message.get("jsonrpc") != "2.0":
                     raise Violation(f"JSON, but no JSON-RPC: {_short(line)}")
                 return message
             if start == b"\0":
-                self.greeting = msgspec.json.decode(line[1:])
+                self.greeting = _control(line)
             elif line.strip():
                 self._note(line)
 
@@ -224,6 +239,13 @@ class Wire:
             both.cancel_scope.cancel()
         if faults:
             raise faults[0]
+
+
+def _control(line: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(line[1:], type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Violation(f"malformed control line ({error}): {_short(line)}") from error
 
 
 def _short(line: bytes) -> str:

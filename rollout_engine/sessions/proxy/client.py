@@ -10,7 +10,6 @@ wait is bounded by :class:`ProxyLimits`.
 
 from __future__ import annotations
 
-import json
 import ssl
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import anyio
 import httpx
 
+from rollout_engine.sessions import jsontext
 from rollout_engine.sessions.errors import (
     HostFull,
     InitFailed,
@@ -31,6 +31,7 @@ from rollout_engine.sessions.errors import (
     SessionError,
     SessionTimeout,
 )
+from rollout_engine.sessions.proxy.messages import JSON_HEADERS
 from rollout_engine.sessions.proxy.registry import FULL
 from rollout_engine.sessions.proxy.session import ProxySession, fault_of
 
@@ -156,8 +157,12 @@ class ProxyHost:
     ) -> tuple[int, dict[str, Any]]:
         """Status and envelope. Raises SessionTimeout, ResultTooLarge, or ``lost`` where no answer came."""
         try:
+            data = jsontext.write(body)
+        except ValueError as error:
+            raise lost(f"{self.url}{path}: the request can't be sent as JSON: {error}") from error
+        try:
             with anyio.fail_after(bound):
-                async with self._client.stream("POST", path, json=body) as reply:
+                async with self._client.stream("POST", path, content=data, headers=JSON_HEADERS) as reply:
                     content = bytearray()
                     async for part in reply.aiter_bytes():
                         content += part
@@ -171,7 +176,7 @@ class ProxyHost:
         if reply.status_code == UNAUTHORIZED:
             raise lost(f"{self.url} refused the key: give the one that it was started with")
         try:
-            envelope = json.loads(content)
+            envelope = jsontext.read(bytes(content))
         except ValueError:
             envelope = None
         if not isinstance(envelope, dict) or not isinstance(envelope.get("content"), dict):

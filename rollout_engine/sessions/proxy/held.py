@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 import trio
 
+from rollout_engine.sessions import jsontext
 from rollout_engine.sessions.errors import SessionClosed, SessionError, SessionTimeout, UnknownTool
 from rollout_engine.sessions.proxy.messages import (
     CallTool,
@@ -218,10 +219,10 @@ def _object_text(server: str, result: CallResult) -> str:
         if not result.is_error:
             msgspec.json.decode(result.text, type=dict[str, msgspec.Raw])
             return result.text
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         # Python's own reader takes more than JSON has (NaN), and its writer can write all of it.
         try:
-            found = json.loads(result.text)
+            found = jsontext.read_unchanged(result.text)
         except ValueError:
             found = None
         if isinstance(found, dict):
@@ -234,7 +235,7 @@ def _as_json(result: CallResult) -> CallResult:
     if not result.content or "text" not in result.content[0]:
         return result
     try:
-        parsed = json.loads(result.text)
+        parsed = jsontext.read_unchanged(result.text)
     except ValueError:
         parsed = {"result": result.text}
         text = json.dumps(parsed)

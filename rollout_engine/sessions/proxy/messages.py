@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rollout_engine.sessions import jsontext
 from rollout_engine.sessions.errors import SessionError
 
 JSON_HEADERS = {"content-type": "application/json"}
@@ -87,7 +88,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
     """The body of a request. Raises ProxyError, which names the fault."""
     try:
         # The standard library's decoder: it takes numbers of any size and NaN, as the public proxy does.
-        value = json.loads(body)
+        value = jsontext.read_unchanged(body)
     except ValueError as error:
         raise ProxyError(f"Invalid input: the body is no JSON: {error}") from None
     try:

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 
+from rollout_engine.sessions import jsontext
 from rollout_engine.sessions.errors import (
     CannotBranch,
     SessionClosed,
@@ -22,7 +23,7 @@ from rollout_engine.sessions.errors import (
     UnknownTool,
 )
 from rollout_engine.sessions.proxy.held import ANY_TOOL, TIMED_OUT
-from rollout_engine.sessions.results import CallResult, ToolSpec, Usage
+from rollout_engine.sessions.results import CallResult, ToolSpec, Usage, unsendable
 
 KINDS = {kind.kind: kind for kind in SessionError.__subclasses__()}
 NO_TOOL = re.compile(r"Tool .+ does not exist", re.DOTALL)
@@ -71,6 +72,10 @@ class ProxySession:
         yield  # what makes it a generator
 
     async def _call(self, name: str, arguments: Mapping[str, Any], timeout: float | None) -> CallResult:
+        try:
+            jsontext.write(arguments)
+        except ValueError as error:
+            return unsendable(error)
         body = {"tool_name": name, "arguments": arguments, "call_id": uuid.uuid4().hex}
         reply = await self._ask("/call_tool", body, timeout)
         text = reply["content"]["value"]

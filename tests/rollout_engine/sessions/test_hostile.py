@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from rollout_engine.sessions import (
+    InitFailed,
     ProtocolViolation,
     ResultTooLarge,
     ServerStartFailed,
@@ -104,3 +105,77 @@ async def test_what_a_server_starts_ends_with_its_session(server, limits):
             import os
 
             os.kill(child, 0)
+
+
+@pytest.mark.parametrize(
+    "result, said",
+    [
+        ("3", "Expected `object`, got `int`"),
+        ('{"content": "text"}', r"Expected `array \| null`, got `str` - at `\$.content`"),
+        ('{"content": ["text"]}', r"Expected `object`, got `str` - at `\$.content\[0\]`"),
+        ('{"content": [{"type": "text", "text": 5}]}', r"Expected `str`, got `int` - at `\$.content\[0\].text`"),
+    ],
+)
+async def test_an_answer_that_is_no_tool_result_is_a_violation(server, limits, result, said):
+    async with SessionHost({"plain": server("plain")}, limits) as host:
+        async with host.open({"plain": {}}) as session:
+            with pytest.raises(
+                ProtocolViolation, match="answered tool answer with what the protocol does not .*" + said
+            ):
+                await session.call("answer", {"result": result})
+        await lives(host, "plain")
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("\0not for you", "malformed control line"),
+        ('{"jsonrpc": "2.0", "id": 1, "result": ' + "[" * 5000, "malformed JSON .it is nested too deeply"),
+    ],
+)
+async def test_a_line_that_cannot_be_read_is_a_violation(server, limits, line, said):
+    async with SessionHost({"plain": server("plain")}, limits) as host:
+        async with host.open({"plain": {}}) as session:
+            with pytest.raises(ProtocolViolation, match=said):
+                await session.call("line", {"line": line})
+        await lives(host, "plain")
+
+
+@pytest.mark.parametrize(
+    "listed, outcome, said",
+    [
+        ('{"tools": 3}', ProtocolViolation, "Expected `array`, got `int`"),
+        ('{"tools": [{}]}', ProtocolViolation, "missing required field `name`"),
+        ('{"tools": [{"name": "a", "inputSchema": []}]}', ProtocolViolation, "Expected `object . null`, got `array`"),
+        (
+            '{"tools": [{"name": "a", "inputSchema": {"properties": []}}]}',
+            ProtocolViolation,
+            "the properties of tool a are no object",
+        ),
+        ('{"nextCursor": "for ever"}', SessionTimeout, "did not answer listing its tools within 2 s"),
+    ],
+)
+async def test_tools_that_cannot_be_listed_are_told(server, limits, listed, outcome, said):
+    spec = replace(server("plain", mode="spawn"), env={"LISTED": listed})
+    async with SessionHost({"plain": spec}, replace(limits, start_timeout=2.0)) as host:
+        with pytest.raises(outcome, match=said):
+            await host.examine("plain")
+
+
+@pytest.mark.parametrize("value, said", [("\ud800", "half of a surrogate pair"), (object(), "type object is")])
+async def test_arguments_that_cannot_be_sent_are_the_callers_doing(server, limits, value, said):
+    async with SessionHost({"plain": server("plain")}, limits) as host:
+        async with host.open({"plain": {}}) as session:
+            refused = await session.call("note", {"text": value})
+            assert refused.is_error and "the arguments can't be sent as JSON: " in refused.text and said in refused.text
+            assert json.loads((await session.call("note", {"text": "x"})).text) == ["x"]
+        with pytest.raises(InitFailed, match="can't be sent as JSON"):
+            async with host.open({"plain": {"notes": [value]}}):
+                pass
+
+
+async def test_half_a_surrogate_pair_in_a_result_is_read_as_a_question_mark(server, limits):
+    async with SessionHost({"plain": server("plain")}, limits) as host:
+        async with host.open({"plain": {}}) as session:
+            result = r'{"content": [{"type": "text", "text": "caf\udce9 \ud83d\ude00"}]}'
+            assert (await session.call("answer", {"result": result})).text == "caf? \U0001f600"

@@ -277,6 +277,15 @@ async def test_numbers_and_texts_pass_as_they_are(proxy):
         assert json.loads(effects)["content"]["value"] == {"notes": {"written": ["é", "\ud800"]}}
 
 
+@pytest.mark.parametrize("path", ["/session_create", "/call_tool", "/get_effects"])
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"session_id": "s", "arguments": ' + b'{"a":' * 5000])
+async def test_a_body_that_is_nested_too_deeply_is_refused(proxy, path, body):
+    async with proxy() as client:
+        reply = await client.http.post(path, content=body)
+        told = "Invalid input: the body is no JSON: it is nested too deeply"
+        assert reply.status_code == 400 and reply.json()["content"]["value"] == told
+
+
 async def test_a_lost_connection_does_not_carry_out_a_call_twice(proxy, autojump_clock):
     """The client goes away in mid-call and sends the same body again, as the public one does."""
     body = json.dumps({"session_id": "s", "tool_name": "write", "arguments": {"text": "a", "seconds": 3}}).encode()

@@ -22,7 +22,7 @@ state = {"notes": []}
 kept = []
 TOOLS = (
     "__reserved__init __reserved__geteffects note draw exit crash hang spin big stray torn malformed foreign flood "
-    "child ask fail pid orphan"
+    "child ask fail pid orphan answer line"
 ).split()
 
 
@@ -80,6 +80,11 @@ def call(name, arguments):
     if name == "ask":
         write(json.dumps({"jsonrpc": "2.0", "id": "mine", "method": arguments["method"]}) + "\n")
         return json.dumps(json.loads(sys.stdin.readline()))
+    if name == "answer":
+        return {"as": json.loads(arguments["result"])}
+    if name == "line":
+        write(arguments["line"] + "\n")
+        return "done"
     if name == "fail":
         raise ValueError("as asked")
     raise AssertionError(name)
@@ -107,10 +112,11 @@ def answer(line):
         half = len(TOOLS) // 2
         names, more = (TOOLS[half:], {}) if params.get("cursor") else (TOOLS[:half], {"nextCursor": "2"})
         reply["result"] = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names], **more}
+        reply["result"] |= json.loads(os.environ.get("LISTED", "{}"))
     elif method == "tools/call" and params["name"] in TOOLS:
         try:
             text = call(params["name"], params["arguments"])
-            reply["result"] = {"content": [{"type": "text", "text": text}]}
+            reply["result"] = text["as"] if isinstance(text, dict) else {"content": [{"type": "text", "text": text}]}
         except ValueError as error:
             reply["result"] = {"content": [{"type": "text", "text": str(error)}], "isError": True}
     else:
