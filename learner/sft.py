@@ -28,8 +28,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from learner.errors import WarmStartError
 from learner.models import huggingface
-from learner.models.family import ModelConfig, head, hidden_states
+from learner.models.family import ModelConfig, head
 from learner.models.huggingface import param_shapes, read_config
+from learner.models.model import Model
 from learner.packing import Microbatch, Stream, pack
 from learner.step import sampled_logprobs
 from learner.weights import write_tensors
@@ -148,7 +149,7 @@ def warm_start(folder: Path, demonstrations: Path, config: WarmStart, seed: int,
     @jax.jit
     def wrong_copies(params, batch: Microbatch):
         """bool [R, T]: places whose copied target is not the likeliest token."""
-        hidden = hidden_states(model, params, batch.ids, batch.positions, batch.segments)
+        hidden = Model(model).apply({"params": params}, batch.ids, batch.positions, batch.segments)
         guess = jnp.argmax(jnp.take_along_axis(hidden, batch.index[..., None], 1) @ head(params), axis=-1)
         return batch.valid & (batch.behaviour == 2) & (guess != batch.targets)
 

@@ -19,7 +19,8 @@ from jax.sharding import Mesh
 from learner import mesh as meshes
 from learner.grpo import TokenSums, policy_loss
 from learner.logprobs import at_places, token_logprobs
-from learner.models.family import ModelConfig, head, hidden_states
+from learner.models.family import ModelConfig, head
+from learner.models.model import Model
 from learner.optimizer import apply_update, make_optimizer
 from learner.packing import Microbatch, Stream, pack
 from protocol.config import Learner
@@ -36,7 +37,7 @@ class State(NamedTuple):
 
 def sampled_logprobs(params, batch: Microbatch, config: ModelConfig, chunk: int, temperature: float):
     """Log-probability and entropy at each place of loss of a microbatch, float32 [R, S] each."""
-    hidden = hidden_states(config, params, batch.ids, batch.positions, batch.segments)
+    hidden = Model(config).apply({"params": params}, batch.ids, batch.positions, batch.segments)
     return token_logprobs(
         at_places(hidden, batch.index),
         head(params),

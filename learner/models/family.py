@@ -1,7 +1,7 @@
-"""What every family has in common: sizes, how to compute, embedding, final norm and head.
+"""What every family has in common: sizes, how to compute, the declarations of embedding, final norm and head.
 
-Invariant: a model maps packed rows to final hidden states and never to logits (rule 18); the head is applied by
-``learner.logprobs`` to the few positions that need it.
+Invariant: a family is data and pure functions of its parameters; :class:`learner.models.model.Model` is the module
+around it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 
-from learner.mesh import DATA, MODEL, constrain
 from learner.models.layers import rms_norm
 from learner.models.parameters import Parameter, scale
 from learner.models.rotary import Rotary, read_rotary
@@ -99,17 +97,6 @@ class ModelConfig:
         """Whether ``name`` is a tensor outside the language model that goes unchanged from the base folder into every
         export."""
         return False
-
-
-def hidden_states(config: ModelConfig, params: dict, ids, positions, segments) -> jax.Array:
-    """``ids``, ``positions``, ``segments`` int32 [R, T] -> final hidden states [R, T, D] in the compute dtype.
-
-    Positions restart at 0 in every segment; segment 0 is padding.
-    """
-    x = params["embed_tokens"][ids].astype(config.compute_dtype)
-    x = constrain(x, DATA, MODEL, None)
-    x = config.layers(params["layers"], x, config.rotary.angles(jnp.asarray(positions)), jnp.asarray(segments))
-    return config.final_norm(params["norm"], x)
 
 
 def head(params: dict) -> jax.Array:

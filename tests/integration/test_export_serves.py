@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.models.family import head, hidden_states
+from learner.models.family import head
 from learner.models.huggingface import init_params, read_config
+from learner.models.model import Model
 from learner.weights import write_tensors
 from protocol.config import resolve
 from protocol.server import free_port
@@ -38,7 +39,7 @@ def greedy(folder: Path) -> list[tuple[list[int], list[float]]]:
     @jax.jit
     def logits(ids, length):
         places = jnp.arange(ids.shape[1])[None]
-        hidden = hidden_states(config, params, ids, places, (places < length).astype(jnp.int32))
+        hidden = Model(config).apply({"params": params}, ids, places, (places < length).astype(jnp.int32))
         return jax.nn.log_softmax(hidden[0, length - 1] @ head(params))
 
     outcomes = []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from learner.logprobs import at_places, token_logprobs
 from learner.models import attention, delta
-from learner.models.family import head, hidden_states
+from learner.models.family import head
 from learner.models.huggingface import (
     carried_tensors,
     export_tensors,
@@ -20,6 +20,7 @@ from learner.models.huggingface import (
     open_tensors,
     read_config,
 )
+from learner.models.model import Model
 from learner.models.qwen3 import Qwen3
 from learner.models.qwen3_5 import Qwen35
 from learner.models.rotary import Rotary
@@ -39,7 +40,7 @@ def packed(expected, which: slice, tokens: int) -> tuple[Row, list[np.ndarray]]:
 
 @jax.jit(static_argnums=0)
 def all_logits(config, params, ids, positions, segments):
-    return hidden_states(config, params, ids, positions, segments) @ head(params)
+    return Model(config).apply({"params": params}, ids, positions, segments) @ head(params)
 
 
 def error(config, params, row: Row, logits: list[np.ndarray], forward=all_logits) -> float:
@@ -70,7 +71,7 @@ def test_packed_gradients_match_transformers(references, family, remat):
     @jax.jit
     @jax.value_and_grad
     def loss(params):
-        hidden = at_places(hidden_states(config, params, ids, positions, segments), index)
+        hidden = at_places(Model(config).apply({"params": params}, ids, positions, segments), index)
         logprobs, _ = token_logprobs(hidden, head(params), ids[:, 1:], chunk=100)
         return jnp.sum(jnp.where(valid, logprobs, 0.0))
 
