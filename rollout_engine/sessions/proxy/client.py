@@ -33,7 +33,7 @@ from rollout_engine.sessions.errors import (
 )
 from rollout_engine.sessions.proxy.messages import JSON_HEADERS
 from rollout_engine.sessions.proxy.registry import FULL
-from rollout_engine.sessions.proxy.session import ProxySession, fault_of
+from rollout_engine.sessions.proxy.session import Created, ProxySession, fault_of, read_reply
 
 UNAUTHORIZED = 401
 ASK_AGAIN = (FULL, 503)
@@ -100,6 +100,7 @@ class ProxyHost:
         try:
             reply = await self._create(session_id, configs, seed, tools)
             created = True
+            reply = read_reply(f"{self.url}/session_create", reply, Created)
             session = ProxySession(self, session_id, list(configs), reply)
             await session._list_tools()
             yield session

@@ -148,9 +148,9 @@ def read_document(file: Path) -> Document:
 
 
 def read_text(file: Path) -> str:
-    """A file's text; raises :class:`DatasetError`."""
+    """A file's text, without a byte order mark; raises :class:`DatasetError`."""
     try:
-        return file.read_text("utf-8")
+        return file.read_text("utf-8-sig")
     except OSError as error:
         raise DatasetError(f"cannot be read: {error.strerror}", file) from error
     except UnicodeDecodeError as error:

@@ -30,6 +30,9 @@ from rollout_engine.environments.thinkingbox.dataset.errors import DatasetError
 TEST_NAME = "__tb_test_fn"
 """What the code of a test binds its function to."""
 
+NOT_PARSED = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""What Python's parser raises; MemoryError is what it says of an expression that is nested too deeply."""
+
 
 @dataclass(frozen=True)
 class TestFunction:
@@ -56,8 +59,8 @@ class PythonFile:
         self._text = text
         try:
             tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError) as error:
-            raise DatasetError(f"not Python: {error}", file, getattr(error, "lineno", 0) or 0) from error
+        except NOT_PARSED as error:
+            raise DatasetError(f"not Python: {_why(error)}", file, getattr(error, "lineno", 0) or 0) from error
         defaults: tuple[Document, ...] = ()
         last = 0
         for node in tree.body:
@@ -69,6 +72,8 @@ class PythonFile:
                 defaults += (document,)
             elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 self._add(node, defaults)
+            else:
+                _refuse_inside(node, file)
 
     def code(self, name: str) -> str:
         """The source to run for one test."""
@@ -96,6 +101,7 @@ class PythonFile:
                 if _document(late, self.file) is not None:
                     message = f"the YAML of {node.name} must be its first statement, or it is no test"
                     raise DatasetError(message, self.file, late.lineno)
+            _refuse_inside(node, self.file)
             return
         if isinstance(node, ast.AsyncFunctionDef):
             raise DatasetError(f"{node.name} is async: tests are plain functions", self.file, node.lineno)
@@ -122,8 +128,8 @@ def code_parameters(code: str, file: Path, line: int = 0) -> tuple[str, tuple[st
     """
     try:
         tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise DatasetError(f"test_code is not Python: {error}", file, line) from error
+    except NOT_PARSED as error:
+        raise DatasetError(f"test_code is not Python: {_why(error)}", file, line) from error
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     bound = TEST_NAME if TEST_NAME in functions else None
     for node in tree.body:
@@ -135,12 +141,37 @@ def code_parameters(code: str, file: Path, line: int = 0) -> tuple[str, tuple[st
     return bound, _parameters(functions[bound], file), functions[bound].lineno
 
 
+def _why(error: BaseException) -> str:
+    return str(error) or "nested too deeply"
+
+
 def _document(node: ast.stmt, file: Path) -> Document | None:
     """The YAML of a statement that is a text beginning with ``!``."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)):
         return None
     text = node.value.value
     return Document(textwrap.dedent(text[1:]), file, node.lineno) if text.startswith("!") else None
+
+
+def _refuse_inside(node: ast.stmt, file: Path) -> None:
+    """Refuse the YAML of a test that no runner would find."""
+    for inner in ast.walk(node):
+        if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)) and inner is not node:
+            if _document(inner.body[0], file) is not None:
+                message = f"{inner.name} has a test's YAML, but only functions at the top of a file are tests"
+                raise DatasetError(message, file, inner.lineno)
+        elif isinstance(inner, ast.Expr) and _begins_like_yaml(inner.value):
+            raise DatasetError(
+                "the YAML of a test must be a plain text, with neither f nor b before it", file, inner.lineno
+            )
+
+
+def _begins_like_yaml(node: ast.expr) -> bool:
+    """Whether it is an f-string or bytes that begin with ``!``."""
+    first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
+    if not isinstance(first, ast.Constant) or (first is node and not isinstance(first.value, bytes)):
+        return False
+    return first.value[:1] in ("!", b"!")
 
 
 def _parameters(node: ast.FunctionDef, file: Path) -> tuple[str, ...]:

@@ -102,6 +102,13 @@ def _one(dataset: Dataset, name: str, test: str, agent: str, said: _Said) -> Cas
 
 def _find(dataset: Dataset, name: str) -> Path | None:
     """A file or folder under test_case/, else a file in the folder of its longest prefix, else a path as it is."""
+    try:
+        return _at(dataset, name)
+    except OSError:  # no name that a file can have
+        return None
+
+
+def _at(dataset: Dataset, name: str) -> Path | None:
     inside = dataset.tests / name
     if inside.exists():
         return inside.resolve()

@@ -222,6 +222,41 @@ async def test_what_the_public_proxy_answers(answer, outcome):
     assert calls == ["/session_create", "/list_tools", "/call_tool", "/session_destroy"]
 
 
+@pytest.mark.parametrize(
+    "path, answer",
+    [
+        ("/session_create", (200, "object", ["notes"])),
+        ("/list_tools", (200, "object", {})),
+        ("/list_tools", (200, "object", {"tools": {"write": {"description": "no schema"}}})),
+        ("/call_tool", (200, "object", {"text": 3})),
+        ("/get_effects", (200, "string", "{}")),
+    ],
+)
+async def test_a_success_of_another_shape_ends_the_session(path, answer):
+    calls = []
+    async with answering(public(calls, **{path: answer})) as client:
+        with pytest.raises(SessionDied, match=f"http://proxy{path}: no answer of a Session Proxy: Expected|Object"):
+            async with client.open(NOTES) as session:
+                if path == "/get_effects":
+                    await session.effects()
+                else:
+                    await session.call("write", {})
+    assert calls[-1] == "/session_destroy"
+
+
+@pytest.mark.parametrize("value", ["\ud800", object()])
+async def test_arguments_that_cannot_be_sent_are_the_callers_doing(value):
+    calls = []
+    async with answering(public(calls, **{"/call_tool": (200, "string", "ok")})) as client:
+        async with client.open(NOTES) as session:
+            refused = await session.call("write", {"text": value})
+            assert refused.is_error and "can't be sent as JSON" in refused.text and "/call_tool" not in calls
+            assert (await session.call("write", {"text": "x"})).text == "ok"
+        with pytest.raises(ServerStartFailed, match="the request can't be sent as JSON"):
+            async with client.open({"notes": {"text": value}}):
+                pass
+
+
 async def test_an_answer_is_bounded():
     answer = (200, "string", "x" * 2000)
     async with answering(public([], **{"/call_tool": answer}), result_bytes=1000) as client:

@@ -246,6 +246,18 @@ def test_an_agent_is_named_unless_there_is_one(copy):
     assert one(load_dataset(copy.folder), "hotel.py:test_cancel", "").agent.name == "night"
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(copy):
+    before = load_dataset(copy.folder).hydrate(["hotel.py"], "desk")
+    for file in (copy.folder / "test_case/hotel.py", copy.folder / "agent/desk.yaml"):
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert load_dataset(copy.folder).hydrate(["hotel.py"], "desk") == before
+
+
+def test_a_selector_too_long_for_a_file_is_refused(dataset):
+    with pytest.raises(DatasetError, match="no test file, folder or list 'aaa"):
+        dataset.hydrate(["a" * 5000])
+
+
 def test_a_malformed_solution_is_told_when_it_is_asked_for(copy):
     dataset = copy("test_case/hotel.py", "{tool: get_booking, param", "{tol: get_booking, param")
     case = one(dataset, "hotel.py:test_cancel")

@@ -82,6 +82,16 @@ def test_a_later_default_applies_to_later_tests_only():
         ('"""!\n- a\n"""\n', 1, "a mapping belongs here, not a list"),
         ('x = 1\n"""!"""\n', 2, "a mapping belongs here, not nothing"),
         ('"""!\na: 1\na: 2\n"""\n', 3, "the key 'a' is written twice"),
+        ("x = " + "-" * 100_000 + "1\n", 0, "not Python: nested too deeply"),
+        ('def t(x, judge):\n    f"""!\n    query: q\n    """\n', 2, "neither f nor b before it"),
+        ('def t(x, judge):\n    b"""!\n    query: q\n    """\n', 2, "neither f nor b before it"),
+        (
+            'class T:\n    def t(x, judge):\n        """!query: q"""\n',
+            2,
+            "only functions at the top of a file are tests",
+        ),
+        ('if x:\n    def t(x, judge):\n        """!query: q"""\n', 2, "only functions at the top of a file are"),
+        ('def f():\n    def t(x, judge):\n        """!query: q"""\n', 2, "only functions at the top of a file are"),
         ('async def t(x, judge):\n    """!\n    query: q\n    """\n', 1, "t is async"),
         (
             'def t(x, judge):\n    y = 1\n    """!\n    query: q\n    """\n',
