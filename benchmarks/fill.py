@@ -77,6 +77,9 @@ class MemoryLog:
     def __init__(self) -> None:
         self.batches, self.records, self.logged = {}, {}, {}
 
+    def held_up(self):
+        return 0.0
+
     async def trajectories(self, step, arrays=True):
         return list(self.logged.get(step, {}).values())
 

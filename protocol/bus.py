@@ -69,6 +69,10 @@ class Bus:
     def run(self) -> str:
         return self._core.run
 
+    def held_up(self) -> float:
+        """Seconds so far in which a lost or full server kept some call waiting."""
+        return self._core.connection.waits.seconds()
+
     async def publish_trajectory(self, trajectory: Trajectory) -> bool:
         """Log one trajectory. False: its (step, group, sample) is in the log already, maybe of another attempt."""
         return await self._call(self._core.publish_trajectory, trajectory)

@@ -245,7 +245,8 @@ class Rollout(_Section):
     retries: Retries = Retries()
     outage: Outage = Outage()
     batch: Seconds = 1800.0
-    """Bound on one step's rollouts, outages not counted, and on waiting for an actor at its policy version."""
+    """Bound on one step's rollouts, not counting outages and waits for NATS; and on waiting for an actor at its policy
+    version."""
     sampling: SamplingConfig = SamplingConfig()
     limits: Limits = Limits()
     user: UserModel = UserModel()

@@ -28,6 +28,7 @@ from nats.js.errors import APIError, ServiceUnavailableError
 from protocol.config import Nats
 from protocol.errors import BusClosed, BusError, JetStreamMissing, PayloadLimit, ServerUnreachable, StorageFull
 from protocol.faults import FAULTS, MAKE_ROOM, Notices, may_pass, no_room
+from protocol.waits import Waits
 
 T = TypeVar("T")
 
@@ -57,6 +58,8 @@ class Connection:
         self._numbers = itertools.count()
         self._inbox = ""
         self._notices = Notices(config)
+        self.waits = Waits()
+        """Of operations that met a fault, until they succeed or fail."""
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -181,7 +184,8 @@ class Connection:
                 return await self._until_dropped(operation, bound)
             except FAULTS as error:
                 failure = self._passing(what, error)
-        return await self._persist(what, operation, bound, failure)
+        with self.waits.one():
+            return await self._persist(what, operation, bound, failure)
 
     async def _persist(
         self, what: str, operation: Callable[[], Awaitable[T]], bound: float | None, failure: Exception | None

@@ -1,44 +1,40 @@
-"""The time bound of one step, which stands still during an outage.
+"""The time bound of one step, which stands still while nothing can go on.
 
-Invariant: time in which an outage held launches up counts for nothing, however often it came and went.
+Invariant: time in which an outage held launches up, or in which the log could not be written, counts for nothing,
+however often it came and went.
 """
 
 from __future__ import annotations
 
-import math
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import trio
 
-from rollout_engine.circuit import Circuits
+_SOONEST = 1.0
+"""Seconds to the next look at a clock that may stand still: it passes its bound by at most this."""
 
 
 class StepClock:
-    """``with StepClock(seconds, circuits) as clock:`` cancels its body after ``seconds``, pauses not counted.
+    """``async with StepClock(seconds, held_up).running() as clock:`` cancels its body after ``seconds``.
 
-    Call :meth:`update` whenever the circuits may have changed.
+    ``held_up``  seconds so far, of any origin, that don't count; it only ever grows.
     """
 
-    def __init__(self, seconds: float, circuits: Circuits):
-        self._seconds = seconds
-        self._circuits = circuits
+    def __init__(self, seconds: float, held_up: Callable[[], float]):
+        self._bound = seconds
+        self._held_up = held_up
         self._scope = trio.CancelScope()
-
-    def __enter__(self) -> StepClock:
         self._started = trio.current_time()
-        self._paused = self._circuits.paused_seconds(self._started)
-        self._scope.__enter__()
-        self.update()
-        return self
+        self._before = held_up()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self._scope.__exit__(kind, error, trace)
-
-    def update(self) -> None:
-        paused = self._circuits.paused_seconds(trio.current_time()) - self._paused
-        self._scope.deadline = math.inf if self._circuits.paused else self._started + self._seconds + paused
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[StepClock]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            with self._scope:
+                yield self
+            nursery.cancel_scope.cancel()
 
     @property
     def expired(self) -> bool:
@@ -49,3 +45,10 @@ class StepClock:
     def seconds(self) -> float:
         """Since the step began, pauses included."""
         return trio.current_time() - self._started
+
+    async def _watch(self) -> None:
+        # No look in between is needed: what is held up meanwhile only puts the end off.
+        await trio.sleep(self._bound)
+        while (left := self._bound + self._held_up() - self._before - self.seconds) > 0:
+            await trio.sleep(max(left, _SOONEST))
+        self._scope.cancel()

@@ -69,7 +69,6 @@ class Engine:
     def __post_init__(self) -> None:
         self._limiter = self.limiter or trio.CapacityLimiter(self.config.rollout.concurrency)
         self._gate = Gate(self.config.rollout.outage, self._outage)
-        self._clock: StepClock | None = None
         self._manifests: dict[int, Batch] = {}
 
     async def run(self) -> None:
@@ -111,7 +110,7 @@ class Engine:
             settled_send.send_nowait(result)
 
         self._gate.circuits.ask_again(trio.current_time())
-        with StepClock(rollout.batch, self._gate.circuits) as self._clock:
+        async with StepClock(rollout.batch, self._held_up).running() as clock:
             async with trio.open_nursery() as nursery:
                 wave = state.pending
                 while not state.done:
@@ -128,14 +127,14 @@ class Engine:
                     self.progress.group(result, state)
                 if not self._may_carry(step + 1, state.oldest_version):
                     nursery.cancel_scope.cancel()
-        if self._clock.expired:
+        if clock.expired:
             state.expire()
         if state.pending:
             logged = await self._logged(step)  # what was cancelled while it was being published may be there
             for number in state.pending:
                 state.settle(resumption.take_up(number, logged.get(number, {}))[0])
         await journal.flush()
-        batch = state.close(self.config.run, step, self._clock.seconds, journal.ledger, histogram)
+        batch = state.close(self.config.run, step, clock.seconds, journal.ledger, histogram)
         if not state.full and rollout.at_bound == "stop":
             raise RunStopped(diagnosis(batch, rollout))
         if not await self.bus.publish_batch(batch):
@@ -219,9 +218,10 @@ class Engine:
             failed=self.progress.failed,
         )
 
+    def _held_up(self) -> float:
+        return self._gate.circuits.paused_seconds(trio.current_time()) + self.bus.held_up()
+
     async def _outage(self, outages: list[OutageStatus]) -> None:
-        if self._clock is not None:
-            self._clock.update()
         self.progress.outage(outages)
         await self.bus.emit("outage", {"open": [asdict(outage) for outage in outages]})
 

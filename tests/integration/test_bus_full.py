@@ -47,9 +47,12 @@ async def test_publishers_wait_for_room_and_are_told(nats_server, run, make_traj
                 stored = len(answers)
                 await trio.sleep(1)
                 assert len(answers) == stored < 40
+                held_up = bus.held_up()
+                assert 1 <= held_up < 60, "four wait, and each moment counts once"
                 await _limit(bus, subjects.stream(run), -1)
             assert sorted(id for id, _ in answers) == [t.id for t in made] and all(new for _, new in answers)
             assert await bus.trajectories(0) == made
+            assert held_up < bus.held_up() == bus.held_up(), "it goes on"
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2, "four publishers wait, one word is enough"
     assert "has no room (maximum bytes exceeded): waiting up to 50 s, nothing is lost. Make room on its disk" in told[0]

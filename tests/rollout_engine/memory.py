@@ -14,6 +14,10 @@ class MemoryLog:
         self.logged, self.records, self.batches, self.events, self.waited = {}, [], {}, [], []
         self.stop_after = None
         self.lost_acknowledgements = set()
+        self.waited_for_room = 0.0
+
+    def held_up(self):
+        return self.waited_for_room
 
     async def trajectories(self, step, arrays=True):
         return [t for (s, _, _), t in sorted(self.logged.items()) if s == step]

@@ -268,6 +268,22 @@ async def test_a_step_that_does_not_fill_in_time_is_short_or_stops_and_names_wha
     assert batch.ledger == Ledger(GROUPS * SIZE + 1, trained=GROUPS * SIZE, cancelled=1)
 
 
+async def test_a_full_log_costs_the_step_no_time(make_engine, tiny_template, autojump_clock):
+    class Full(MemoryLog):
+        """Has no room for ten minutes."""
+
+        async def publish_trajectory(self, trajectory):
+            if not self.logged and not self.waited_for_room:
+                for _ in range(600):
+                    self.waited_for_room += 1
+                    await trio.sleep(1)
+            return await super().publish_trajectory(trajectory)
+
+    log = Full()
+    batch = await make_engine(log, MixedPolicy(tiny_template), batch=60.0).run_step(0)
+    assert batch.outcome == "full" and batch.seconds == 600.0 and batch.ledger.cancelled == 0
+
+
 async def test_once_the_first_groups_fill_the_batch_what_runs_on_is_cancelled(
     make_engine, tiny_template, autojump_clock
 ):
