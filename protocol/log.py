@@ -228,9 +228,10 @@ async def export(bus: Bus, folder: str | Path, first: int | None = None, last: i
             continue
         path = folder / f"step-{step:06}.jsonl"
         with LogWriter(path, bus.run) as log:
+            # Before the trajectories: a step may end meanwhile, and what its batch names must be among them.
+            batch = await bus.batch(step)
             for trajectory in await bus.trajectories(step):
                 log.write(trajectory)
-            batch = await bus.batch(step)
             named = {id for group in batch.groups for id in group.trajectories} if batch else set()
             # The manifest of a step that trained on what retention has removed stays behind: nobody can replay it.
             if batch is not None and all(id.step >= horizon for id in named):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.log import LogError, LogWriter, files, read, scan, verify
+from protocol.log import LogError, LogWriter, export, files, read, scan, verify
 from protocol.records import Batch, GroupRecord, Ledger, PolicyVersion, Probe
 
 
@@ -131,3 +132,52 @@ def test_nothing_to_read_is_an_error(tmp_path):
         files([tmp_path])
     with pytest.raises(LogError, match="absent.jsonl: cannot be read"):
         read([tmp_path / "absent.jsonl"])
+
+
+def test_a_step_that_ends_while_it_is_exported_is_whole_or_without_its_batch(tmp_path, make_trajectory):
+    """Each call finds two records more than the one before, the manifest at last."""
+
+    class Live:
+        run = "run"
+
+        def __init__(self, there):
+            self.there = there
+            made = [make_trajectory("run", 0, 0, sample) for sample in range(3)]
+            ids, rewards = tuple(t.id for t in made), tuple(t.reward for t in made)
+            group = GroupRecord(0, made[0].task, ids, rewards, "trained")
+            self.records = [*made, Batch("run", 0, 0, 3, (group,), Ledger(3, trained=3))]
+
+        def found(self):
+            self.there += 2
+            return self.records[: max(0, self.there)]
+
+        async def horizon(self):
+            return 0
+
+        async def origin(self):
+            return None
+
+        async def policies(self):
+            return []
+
+        async def steps(self):
+            return [0]
+
+        async def batch_steps(self):
+            return [0] if self.found()[3:] else []
+
+        async def trajectories(self, step):
+            return self.found()[:3]
+
+        async def batch(self, step):
+            return next(iter(self.found()[3:]), None)
+
+        async def fetch(self, ids):
+            assert not ids
+            return []
+
+    for there in range(-4, 3):
+        folder = tmp_path / str(there)
+        asyncio.run(export(Live(there), folder))
+        verify(files([folder]))
+        assert len(read(files([folder])).batches) == (there >= 0)
