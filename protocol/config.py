@@ -427,6 +427,12 @@ def resolve(tree: dict[str, Any], source: str = "configuration") -> Config:
             f"{source}: rollout.outage.errors ({config.rollout.outage.errors}) is above rollout.outage.among "
             f"({config.rollout.outage.among}), so no outage could ever be noticed"
         )
+    for kind, retry in msgspec.structs.asdict(config.rollout.retries).items():
+        if isinstance(retry, Retry) and retry.backoff > retry.max_backoff:
+            raise ConfigError(
+                f"{source}: rollout.retries.{kind}.backoff ({retry.backoff:g}) is above its max_backoff "
+                f"({retry.max_backoff:g})"
+            )
     if not config.rollout.outage.probe <= config.rollout.outage.max_probe < config.rollout.outage.longest:
         raise ConfigError(
             f"{source}: rollout.outage.probe ({config.rollout.outage.probe:g}), .max_probe "

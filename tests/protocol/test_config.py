@@ -39,6 +39,10 @@ def test_overrides_are_yaml_and_numbers_in_scientific_notation_are_numbers(tmp_p
         ("run: r\nrollout: {outage: {longest: 60}}", "rollout.outage.probe (5), .max_probe (120) and .longest (60)"),
         ("run: r\nrollout: {outage: {probe: 200}}", "rollout.outage.probe (200), .max_probe (120)"),
         ("run: r\nrollout: {retries: {actr: {times: 1}}}", "'rollout.retries.actr'; did you mean 'actor'?"),
+        (
+            "run: r\nrollout: {retries: {user: {backoff: 60}}}",
+            "rollout.retries.user.backoff (60) is above its max_backoff (30)",
+        ),
         ("run: r\nsampling: {forgetting: 1}", "sampling.forgetting"),
         ("run: r\nrollout: {wave_confidence: 1.0}", "rollout.wave_confidence"),
         ("run: My Run", "'My Run' is not a slug"),

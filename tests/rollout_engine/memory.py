@@ -46,8 +46,7 @@ class MemoryLog:
         return self.batches.get(step)
 
     async def publish_batch(self, batch):
-        self.batches[batch.step] = batch
-        return True
+        return self.batches.setdefault(batch.step, batch) is batch
 
     async def wait_policy(self, version):
         self.waited.append(version)
