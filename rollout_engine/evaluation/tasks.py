@@ -34,7 +34,12 @@ def evaluated_tasks(config: Config, which: str) -> list[AnyTask]:
     Raises :class:`ConfigurationError` for a file that can't be used, or names a task that can't.
     """
     if which == "heldout":
-        return heldout_tasks(config)
+        chosen = heldout_tasks(config)
+        if not chosen:
+            raise ConfigurationError(
+                "--tasks heldout: there is none: tasks.domains is empty, and so is tasks.thinkingbox.heldout"
+            )
+        return chosen
     if which == "train":
         return training_candidates(config)
     path = Path(which)

@@ -6,6 +6,7 @@ kill, wait, account, close, whatever happens in between, and within a bound.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -68,9 +69,11 @@ class ForkServer:
                     cwd=cwd,
                     start_new_session=True,
                 )
-        except OSError:
+        except (OSError, ValueError) as error:
             ours.close()
             os.close(reading)
+            if isinstance(error, ValueError):  # a NUL character, or a variable that no environment can have
+                raise OSError(errno.EINVAL, str(error)) from error
             raise
         finally:
             os.close(writing)

@@ -154,9 +154,8 @@ def _process(name: str, entry: Mapping[str, Any], where: str, python: str) -> Se
         if "\0" in part:
             raise ServersFileError(f"{where}.command[{position}]: a NUL character can't be passed to a program")
     env = _texts(entry.get("env"), f"{where}.env")
-    for variable, value in env.items():
-        if not variable or "=" in variable or "\0" in variable + value:
-            raise ServersFileError(f"{where}.env: {variable!r} can't be a variable of the environment")
+    if (refused := impossible_variable(env)) is not None:
+        raise ServersFileError(f"{where}.env: {refused!r} can't be a variable of the environment")
     return ServerSpec(name=name, command=tuple(parts), env=env, cwd=cwd, transport="stdio")
 
 
@@ -195,6 +194,14 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 def _mapping_or_none(value: Any, where: str) -> Mapping[str, Any]:
     return {} if value is None else _mapping(value, where)
+
+
+def impossible_variable(env: Mapping[str, str]) -> str | None:
+    """The name of the first variable that no environment can have; None where there is none."""
+    for variable, value in env.items():
+        if not variable or "=" in variable or "\0" in variable + value:
+            return variable
+    return None
 
 
 def _is_url(text: str) -> bool:

@@ -26,8 +26,11 @@ class Session:
     """Made by :meth:`SessionHost.open`, :meth:`Template.clone` and :meth:`branch`.
 
     ``tools``: what the agent may see, later servers winning a clash of names; ``missing``: asked-for tools that no
-    server has; ``usage``: by server, once the session is closed.
+    server has; ``usage``: by server, once the session is closed; ``ranking``: whose knowledge search the servers have,
+    where whoever opened it is told.
     """
+
+    ranking: str | None = None
 
     def __init__(self, session_id: str, links: Mapping[str, Link], visible: Sequence[str] | None, host: Any):
         self.id = session_id

@@ -29,7 +29,8 @@ from rollout_engine.users.thinkingbox import ThinkingBoxUser
 
 @dataclass(frozen=True)
 class ThinkingBoxEnvironment:
-    """``host`` opens sessions; ``groups`` clones them, or is None where each is opened afresh."""
+    """``host`` opens sessions; ``groups`` clones them, or is None where each is opened afresh. ``ranking``: whose
+    knowledge search the servers have, unless a session knows better."""
 
     host: Any
     groups: GroupSessions | None
@@ -73,5 +74,5 @@ class ThinkingBoxEnvironment:
             self.graders,
             partial(self.golden.outcome, origin),
             self.limits.tool_call,
-            self.ranking,
+            session.ranking or self.ranking,
         )

@@ -20,7 +20,7 @@ from rollout_engine.environments.thinkingbox.releases import evaluation_only
 from rollout_engine.environments.thinkingbox.task import PREFIX, ThinkingBoxTask
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.sessions.errors import ServersFileError
-from rollout_engine.sessions.servers import ServerSpec, load_servers
+from rollout_engine.sessions.servers import ServerSpec, impossible_variable, load_servers
 
 FRAMEWORK, CHECKOUT, PYTHON = "ENDSTATE_THINKINGBOX", "ENDSTATE_THINKINGBOX_DATA", "ENDSTATE_THINKINGBOX_PYTHON"
 """Environment variables: checkouts of ``thinkingbox`` and of ``thinkingbox-data``, and the Python that has their
@@ -38,7 +38,8 @@ class Places:
 
 
 def places(settings: ThinkingBox) -> Places:
-    """Raises :class:`ConfigurationError` naming the key and the variable where neither says where to look."""
+    """Raises :class:`ConfigurationError` naming the key of a value that can't be used, and the key and the variable
+    where neither says where to look."""
     checkout = os.environ.get(CHECKOUT, "")
 
     def place(key: str, below: str) -> Path:
@@ -50,6 +51,11 @@ def places(settings: ThinkingBox) -> Places:
             )
         return Path(named or Path(checkout) / below).expanduser().absolute()
 
+    for folder in settings.modules:
+        if not Path(folder).is_dir():
+            raise ConfigurationError(f"tasks.thinkingbox.modules: no folder {folder!r}")
+    if (refused := impossible_variable(settings.env)) is not None:
+        raise ConfigurationError(f"tasks.thinkingbox.env: {refused!r} can't be a variable of the environment")
     # Servers of that checkout look for their data by this name.
     env = {"THINKINGBOX_DATA": os.environ.get("THINKINGBOX_DATA") or str(Path(checkout).absolute())} if checkout else {}
     return Places(
@@ -88,6 +94,10 @@ def thinkingbox_tasks(config: Config, split: Split) -> list[ThinkingBoxTask]:
         return []
     where = places(settings)
     cases = _cases(where.data, where.servers, settings, chosen)
+    if not cases and settings.tags:
+        raise ConfigurationError(
+            f"tasks.thinkingbox.tags: no task under tasks.thinkingbox.{split} has all of {', '.join(settings.tags)}"
+        )
     if split == "train":
         _refuse_evaluation_only(where.data, cases)
     return [ThinkingBoxTask(case, split) for case in cases]

@@ -181,7 +181,9 @@ class ProxyHost:
         except ValueError:
             envelope = None
         if not isinstance(envelope, dict) or not isinstance(envelope.get("content"), dict):
-            raise lost(f"{self.url}{path}: HTTP {reply.status_code}, no answer of a Session Proxy: {content[:200]!r}")
+            raise lost(
+                f"{self.url}{path}: HTTP {reply.status_code}, no answer of a Session Proxy: {bytes(content[:200])!r}"
+            )
         return reply.status_code, envelope
 
 

@@ -179,3 +179,12 @@ async def test_half_a_surrogate_pair_in_a_result_is_read_as_a_question_mark(serv
         async with host.open({"plain": {}}) as session:
             result = r'{"content": [{"type": "text", "text": "caf\udce9 \ud83d\ude00"}]}'
             assert (await session.call("answer", {"result": result})).text == "caf? \U0001f600"
+
+
+@pytest.mark.parametrize("mode", ["auto", "spawn"])
+@pytest.mark.parametrize("env", [{"A=B": "c"}, {"A": "\0"}])
+async def test_an_environment_that_cannot_be_is_a_server_that_cannot_be_started(server, limits, mode, env):
+    spec = replace(server("plain", mode=mode), env=env)
+    async with SessionHost({"plain": spec}, limits) as host:
+        with pytest.raises(ServerStartFailed, match="server plain can't be started: .*(illegal environment|null byte)"):
+            await host.examine("plain")

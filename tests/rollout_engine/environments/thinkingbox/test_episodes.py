@@ -1,5 +1,6 @@
 """Cases of the small data set through whole episodes: tokens, forked sessions, grader children."""
 
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -174,6 +175,25 @@ async def test_servers_that_fail_are_system_errors(open_hotel, tmp_path):
                 BackendError, match="the session of thinkingbox/hotel.py:test_cancel could not be opened"
             ):
                 await hotel.play("test_cancel")
+
+
+async def test_the_ranking_that_a_session_tells_is_the_trajectorys(open_hotel):
+    class Telling:
+        def __init__(self, host):
+            self.host = host
+
+        @asynccontextmanager
+        async def open(self, *given, **settings):
+            async with self.host.open(*given, **settings) as session:
+                session.ranking = "theirs"
+                yield session
+
+    async with open_hotel() as hotel:
+        assert (await hotel.play("test_cancel")).ranking == ""
+        hotel.environment = replace(hotel.environment, ranking="ours")
+        assert (await hotel.play("test_cancel")).ranking == "ours"
+        hotel.environment = replace(hotel.environment, host=Telling(hotel.environment.host))
+        assert (await hotel.play("test_cancel")).ranking == "theirs"
 
 
 async def test_a_test_without_a_judge_is_a_system_error_not_a_no(open_hotel):

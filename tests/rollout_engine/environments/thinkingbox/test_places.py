@@ -80,3 +80,21 @@ def test_the_shipped_configurations_are_for_evaluation(name):
     assert config.tasks.domains == () and config.tasks.thinkingbox.heldout and not config.tasks.thinkingbox.train
     with pytest.raises(ConfigurationError, match="there is no task to train on"):
         training_candidates(config)
+
+
+@pytest.mark.parametrize(
+    "settings, fault",
+    [
+        ({"env": {"A=B": "c"}}, "tasks.thinkingbox.env: 'A=B' can't be a variable"),
+        ({"env": {"A": "\0"}}, "tasks.thinkingbox.env: 'A' can't be a variable"),
+        ({"modules": ["/no/where"]}, "tasks.thinkingbox.modules: no folder '/no/where'"),
+        (
+            {"tags": ["skip_nothing"]},
+            "tasks.thinkingbox.tags: no task under tasks.thinkingbox.heldout has all of skip_no",
+        ),
+        ({"heldout": []}, "--tasks heldout: there is none"),
+    ],
+)
+def test_settings_that_leave_nothing_to_do_are_refused(hotel_config, settings, fault):
+    with pytest.raises(ConfigurationError, match=fault):
+        evaluated_tasks(hotel_config(**settings), "heldout")
