@@ -65,7 +65,7 @@ class ChatEndpoint:
     async def _post(self, body: str) -> httpx.Response:
         config = self._config
         for attempt in range(config.retries + 1):
-            pause = BACKOFF * 2**attempt
+            pause, asked = BACKOFF * 2**attempt, 0.0
             try:
                 with anyio.fail_after(config.timeout):
                     response = await self._client.post(
@@ -83,14 +83,16 @@ class ChatEndpoint:
                 if response.status_code not in RETRIED:
                     raise self._failed(fault)
                 if asked > config.max_retry_after:
-                    raise self._failed(f"{fault}; it asks for a pause of {asked:g} s, above max_retry_after")
+                    raise self._failed(f"{fault}; it asks for a pause of {asked:g} s, above max_retry_after", asked)
                 pause = max(pause, asked)
             if attempt < config.retries:
                 await anyio.sleep(pause)
-        raise self._failed(f"{fault} ({config.retries + 1} calls)")
+        raise self._failed(f"{fault} ({config.retries + 1} calls)", asked)
 
-    def _failed(self, fault: str) -> EpisodeSystemError:
-        return self._error(f"{self._role} model {self._config.model} at {self._url}: {fault}")
+    def _failed(self, fault: str, asked: float = 0.0) -> EpisodeSystemError:
+        error = self._error(f"{self._role} model {self._config.model} at {self._url}: {fault}")
+        error.retry_after = asked or None
+        return error
 
     def _read(self, response: httpx.Response) -> tuple[str, dict[str, int]]:
         """The text and the token counts of an answer."""

@@ -46,9 +46,20 @@ async def test_a_pause_that_is_asked_for_is_kept(header, seconds, autojump_clock
 
 
 async def test_a_pause_beyond_the_bound_is_an_error_at_once(autojump_clock):
-    with pytest.raises(UserError, match=r"it asks for a pause of 21 s, above max_retry_after"):
+    with pytest.raises(UserError, match=r"it asks for a pause of 21 s, above max_retry_after") as asked:
         await endpoint(httpx.Response(429, headers={"retry-after": "21"})).complete(ASK)
     assert trio.current_time() == 0.0
+    assert asked.value.retry_after == 21.0, "whoever runs the sample again waits for as long"
+
+
+@pytest.mark.parametrize(
+    ("last", "seconds"), [(httpx.Response(503, headers={"retry-after": "9"}), 9.0), (httpx.ReadError("cut"), None)]
+)
+async def test_a_pause_that_the_last_answer_asked_for_goes_with_the_error(last, seconds, autojump_clock):
+    busy = httpx.Response(429, headers={"retry-after": "3"})
+    with pytest.raises(UserError, match=r"\(3 calls\)") as asked:
+        await endpoint(busy, busy, last).complete(ASK)
+    assert asked.value.retry_after == seconds
 
 
 def test_a_date_is_a_pause_too():
