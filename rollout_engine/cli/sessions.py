@@ -5,7 +5,9 @@ A session is a forked child of a server that was imported once, where the server
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -46,6 +48,10 @@ InternalOption = Annotated[
     Path | None, Parameter(help="The folder of mcp_NAME.py servers that use_internal_servers means.")
 ]
 
+StartOption = Annotated[
+    float | None, Parameter(help="Seconds for a server to start: its imports and the handshake; 60 by default.")
+]
+
 
 @app.command
 def serve(
@@ -70,19 +76,23 @@ def serve(
     open: Annotated[int | None, Parameter(help="Most open sessions; further ones are asked to come again.")] = None,
     runnable: Annotated[int | None, Parameter(help="Most sessions in a call at once; 3 a core by default.")] = None,
     memory: Annotated[int | None, Parameter(help="MiB for sessions; four fifths of what is free by default.")] = None,
+    start_timeout: StartOption = None,
     dry_run: Annotated[bool, Parameter(help="Check the file, the address, the key, and start nothing.")] = False,
 ) -> None:
     """Serve the public Session Proxy's HTTP protocol until Ctrl-C."""
     with exit_on_known_fault("sessions", KNOWN):
-        specs = load_servers(servers, python, internal)
+        specs = load_servers(servers, python, _folder(internal))
         key = _key(require_auth, api_key)
-        given = {"open": open, "runnable": runnable, "memory_bytes": memory and memory * MEBIBYTE}
-        limits = HostLimits(**{name: _positive(name, value) for name, value in given.items() if value is not None})
+        limits = _limits(open, runnable, memory, start_timeout)
+        if not 0 < gc_minutes < math.inf:
+            raise ConfigurationError(f"--gc-minutes must be more than 0, not {gc_minutes:g}")
+        if reuse < 0:
+            raise ConfigurationError(f"--reuse must be 0 (none) or more, not {reuse}")
         if ssl_pem is not None:
             check_pem(ssl_pem)
         scheme = "http" if ssl_pem is None else "https"
         with bind(host, port) as listener:
-            url = f"{scheme}://{host}:{listener.getsockname()[1]}"
+            url = _url(scheme, host, listener.getsockname()[1])
             if dry_run:
                 console.print(f"{_count(specs)} would be served at {url}: {', '.join(specs)}", markup=False)
                 return
@@ -98,15 +108,18 @@ def doctor(
     servers: ServersOption,
     python: PythonOption = None,
     internal: InternalOption = None,
+    start_timeout: StartOption = None,
 ) -> None:
     """Start every server once and say how its sessions are made, and why. Ends with 1 if one can't be started."""
     with exit_on_known_fault("sessions", KNOWN):
-        specs = load_servers(servers, python, internal)
+        specs = load_servers(servers, python, _folder(internal))
         for name in names:
             if name not in specs:
                 raise ConfigurationError(f"{servers} has no server {name!r}; it has {', '.join(specs) or 'none'}")
         chosen = {name: spec for name, spec in specs.items() if not names or name in names}
-        findings = trio.run(examine, chosen)
+        if not chosen:
+            raise ConfigurationError(f"{servers} has no server")
+        findings = trio.run(examine, chosen, _limits(start_timeout=start_timeout))
         console.print(_table(findings))
         failed = [finding for finding in findings if finding.fault]
         for finding in failed:
@@ -142,6 +155,10 @@ def _table(findings: list[Finding]) -> Table:
     return table
 
 
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
 def _key(required: bool, key: str | None) -> str | None:
     if not required:
         if key is not None:
@@ -150,13 +167,31 @@ def _key(required: bool, key: str | None) -> str | None:
     key = key if key is not None else os.environ.get(KEY_VARIABLE, "").strip()
     if not key:
         raise ConfigurationError(f"--require-auth needs a key: give --api-key, or set {KEY_VARIABLE}")
+    if not re.fullmatch(r"[!-~]+", key):
+        raise ConfigurationError("the key must be ASCII without spaces: a client sends it in a header")
     return key
 
 
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise ConfigurationError(f"--{name.removesuffix('_bytes')} must be at least 1, not {value}")
-    return value
+def _limits(
+    open: int | None = None,
+    runnable: int | None = None,
+    memory: int | None = None,
+    start_timeout: float | None = None,
+) -> HostLimits:
+    """The host's own limits where an option isn't given."""
+    options = {"open": open, "runnable": runnable, "memory": memory, "start-timeout": start_timeout}
+    for name, value in options.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigurationError(f"--{name} must be more than 0, not {value:g}")
+    memory_bytes = memory and memory * MEBIBYTE
+    given = {"open": open, "runnable": runnable, "memory_bytes": memory_bytes, "start_timeout": start_timeout}
+    return HostLimits(**{name: value for name, value in given.items() if value is not None})
+
+
+def _folder(internal: Path | None) -> Path | None:
+    if internal is not None and not internal.is_dir():
+        raise ConfigurationError(f"--internal {internal}: there is no such folder")
+    return internal
 
 
 def _count(servers: dict) -> str:

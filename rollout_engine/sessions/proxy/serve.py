@@ -29,6 +29,8 @@ class CannotServe(Exception):
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises CannotServe."""
+    if not 0 <= port < 1 << 16:  # the system would take another one for it
+        raise CannotServe(f"--port {port}: a port is a number from 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

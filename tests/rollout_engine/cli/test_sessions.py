@@ -46,15 +46,23 @@ def run(capsys, monkeypatch):
         (["--require-auth"], "give --api-key, or set THINKINGBOX_SESSION_PROXY_KEY"),
         (["--ssl-pem", "none.pem"], "--ssl-pem none.pem: No such file"),
         (["--ssl-pem", __file__], "no certificate with its private key in it"),
-        (["--open", "0"], "--open must be at least 1"),
-        (["--memory", "-1"], "--memory must be at least 1"),
+        (["--open", "0"], "--open must be more than 0, not 0"),
+        (["--memory", "-1"], "--memory must be more than 0, not -1"),
+        (["--start-timeout", "nan"], "--start-timeout must be more than 0, not nan"),
+        (["--gc-minutes", "-1"], "--gc-minutes must be more than 0, not -1"),
+        (["--reuse", "-1"], "--reuse must be 0 (none) or more, not -1"),
+        (["--internal", "/no/where"], "--internal /no/where: there is no such folder"),
+        (["--require-auth", "--api-key", "k\u00e9y"], "the key must be ASCII without spaces"),
+        (["--port", "65536"], "--port 65536: a port is a number from 0 to 65535"),
+        (["--port", "-1"], "--port -1: a port is a number from 0 to 65535"),
         (["--host", "no.such.host.invalid"], "--host no.such.host.invalid --port 0: "),
         (["--search", "nowhere"], "'nowhere' is no knowledge search"),
     ],
 )
 def test_what_is_refused(run, servers, monkeypatch, arguments, told):
     monkeypatch.delenv("THINKINGBOX_SESSION_PROXY_KEY", raising=False)
-    code, text = run("serve", "--servers", servers, "--port", "0", *arguments)
+    port = [] if "--port" in arguments else ["--port", "0"]
+    code, text = run("serve", "--servers", servers, *port, *arguments)
     assert code == 2 and text.startswith("sessions: ") and told in text
 
 
@@ -71,6 +79,17 @@ def test_a_dry_run_says_what_would_be_served(run, servers, monkeypatch):
     monkeypatch.setenv("THINKINGBOX_SESSION_PROXY_KEY", "k")
     code, text = run("serve", "--servers", servers, "--port", "0", "--require-auth", "--dry-run")
     assert code == 0 and "2 servers would be served at http://127.0.0.1:" in text and "bookings, broken" in text
+    assert sessions._url("https", "::1", 7111) == "https://[::1]:7111"
+
+
+def test_the_doctor_wants_a_server_and_bounds_its_start(run, servers, tmp_path):
+    (tmp_path / "none.yaml").write_text("use_internal_servers: true")
+    code, text = run("doctor", "--servers", tmp_path / "none.yaml")
+    assert code == 2 and "none.yaml has no server" in text
+    entry = {"command": [sys.executable, "-c", "import time; time.sleep(60)"]}
+    servers.write_text(yaml.safe_dump({"servers": {"slow": entry}}))
+    code, text = run("doctor", "--servers", servers, "--start-timeout", "0.2")
+    assert code == 1 and "did not answer the handshake within 0.2 s and was killed; raise the limit if it is" in text
 
 
 def test_the_doctor_says_how_each_server_runs(run, servers):
