@@ -16,7 +16,7 @@ import trio
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -126,11 +126,15 @@ async def _watch(request: Request, gone: trio.Event) -> None:
 
 
 async def _body(request: Request) -> bytes:
+    """All of it. Raises ProxyError, which nobody reads where the client has gone."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > LARGEST_BODY:
-            raise ProxyError(f"Invalid input: the body is longer than {LARGEST_BODY} bytes", 413)
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > LARGEST_BODY:
+                raise ProxyError(f"Invalid input: the body is longer than {LARGEST_BODY} bytes", 413)
+    except ClientDisconnect as error:
+        raise ProxyError("Invalid input: the body ended early") from error
     return bytes(body)
 
 

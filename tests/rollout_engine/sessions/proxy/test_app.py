@@ -286,6 +286,23 @@ async def test_a_body_that_is_nested_too_deeply_is_refused(proxy, path, body):
         assert reply.status_code == 400 and reply.json()["content"]["value"] == told
 
 
+@pytest.mark.parametrize("path", ["/session_create", "/call_tool"])
+async def test_a_client_that_goes_while_it_sends_is_no_fault_of_the_app(proxy, path):
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    messages = [{"type": "http.request", "body": b'{"sess', "more_body": True}, {"type": "http.disconnect"}]
+    sent = []
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    async with proxy() as client:
+        await client.http._transport.app(scope, receive, send)
+    assert sent[0]["status"] == 400 and b"the body ended early" in sent[1]["body"]
+
+
 async def test_a_lost_connection_does_not_carry_out_a_call_twice(proxy, autojump_clock):
     """The client goes away in mid-call and sends the same body again, as the public one does."""
     body = json.dumps({"session_id": "s", "tool_name": "write", "arguments": {"text": "a", "seconds": 3}}).encode()
