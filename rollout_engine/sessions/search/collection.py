@@ -34,7 +34,7 @@ class Collection:
             raise SearchError(400, "Parameters `name` and `fields` are required.")
         self.schema = dict(schema)
         self.name: str = schema["name"]
-        self.embedded = {field["name"]: field["embed"]["from"] for field in fields if "embed" in field}
+        self.embedded = dict(_embedding(field) for field in fields if _is_embedding(field))
         """Fields that Typesense would compute, and the fields that it would compute them from."""
         self._documents: dict[str, dict[str, Text | Any]] = {}
         self._ids = itertools.count()
@@ -120,6 +120,21 @@ class Collection:
         return answer | {"found": len(grouped), "found_docs": len(hits), "grouped_hits": grouped[window]}
 
 
+def _is_embedding(field: Any) -> bool:
+    if not isinstance(field, dict) or not isinstance(field.get("name"), str):
+        raise SearchError(400, "Every one of `fields` must be an object with a `name`.")
+    return "embed" in field
+
+
+def _embedding(field: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Its name, and the fields that it would be computed from."""
+    embed = field["embed"]
+    sources = embed.get("from") if isinstance(embed, dict) else None
+    if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
+        raise SearchError(400, f"Property `embed.from` of field `{field['name']}` must be a list of fields' names.")
+    return field["name"], sources
+
+
 def _hit(score: float, found: dict, vector: bool, left_out: list[str], kept: list[str]) -> dict[str, Any]:
     document = {key: value for key, value in _plain(found).items() if key not in left_out and (not kept or key in kept)}
     hit = {"document": document, "highlight": {}, "highlights": [], "text_match": round(score * 1_000_000)}
@@ -146,7 +161,7 @@ def _count(parameters: Mapping[str, Any], name: str, default: int) -> int:
     least = 0 if name == "per_page" else 1
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = -1
     if not least <= number <= (MOST_PER_PAGE if name == "per_page" else 10**9):
         raise SearchError(400, f"Parameter `{name}` must be a whole number in Typesense's bounds, not {value!r}.")

@@ -94,7 +94,10 @@ async def _next_request(connection: h11.Connection, stream: trio.abc.Stream, num
             return None
         elif isinstance(event, h11.EndOfMessage):
             target = head.target.decode("ascii")
-            url = urlsplit(target)
+            try:
+                url = urlsplit(target)
+            except ValueError:  # brackets without their end
+                return Reply(400, b'{"message": "Bad request target."}', close=True)
             path = tuple(unquote(segment) for segment in url.path.split("/") if segment)
             headers = {name.decode("ascii"): value.decode("latin-1") for name, value in head.headers}
             query = dict(parse_qsl(url.query, keep_blank_values=True))

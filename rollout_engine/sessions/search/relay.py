@@ -22,7 +22,7 @@ async def relay(client: httpx.AsyncClient, key: str, request: Request) -> Reply:
         headers[KEY_HEADER] = key
     try:
         answer = await client.request(request.method, request.target, content=request.body, headers=headers)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         told = f"the knowledge search at {client.base_url} did not answer: {type(error).__name__}: {error}"
         return Reply(503, json.dumps({"message": told}).encode())
     return Reply(answer.status_code, answer.content, answer.headers.get("content-type", "application/json"))

@@ -152,7 +152,7 @@ def _import(collection: Collection, request: Request) -> Reply:
 def _object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise SearchError(400, "Bad JSON.") from None
     if not isinstance(value, dict):
         raise SearchError(400, "Bad JSON: an object is expected.")

@@ -54,7 +54,10 @@ def test_groups_pages_and_fields(policies):
     assert policies.search({"q": "*", "include_fields": "id"})["hits"][0]["document"] == {"id": "refunds"}
 
 
-@pytest.mark.parametrize("parameters", [{}, {"q": "x", "query_by": "text", "per_page": "many"}, {"q": "*", "page": 0}])
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"q": "x", "query_by": "text", "per_page": "many"}, {"q": "*", "page": 0}, {"q": "*", "per_page": 1e999}],
+)
 def test_a_bad_search_is_refused(policies, parameters):
     with pytest.raises(SearchError) as refused:
         policies.search(parameters)

@@ -92,6 +92,16 @@ async def test_what_a_knowledge_server_asks_for():
         ("POST", "/collections", b"{", 400, "Bad JSON"),
         ("POST", "/collections", b"[]", 400, "an object is expected"),
         ("POST", "/collections", b"{}", 400, "required"),
+        ("POST", "/collections", b"[" * 100_000, 400, "Bad JSON"),
+        ("POST", "/collections", b'{"name": "x", "fields": [3]}', 400, "must be an object with a `name`"),
+        ("POST", "/collections", b'{"name": "x", "fields": [{"name": 3}]}', 400, "must be an object with a `name`"),
+        (
+            "POST",
+            "/collections",
+            b'{"name": "x", "fields": [{"name": "v", "embed": {"from": "text"}}]}',
+            400,
+            "`embed.from` of field `v` must be a list",
+        ),
         ("POST", "/multi_search", b'{"searches": 3}', 400, "must be a list"),
         ("POST", "/multi_search", b'{"searches": [%s]}' % b",".join([b"{}"] * 51), 400, "limit_multi_searches"),
         ("PUT", "/aliases/x", b"", 404, "doesn't answer this"),
@@ -134,6 +144,7 @@ async def test_a_body_is_bounded_and_what_is_no_http_ends_the_connection():
     large = b"POST /collections HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n" + b"x" * 1001
     assert (await conversation(large)).startswith(b"HTTP/1.1 413")
     assert (await conversation(b"nonsense\r\n\r\n")).startswith(b"HTTP/1.1 400")
+    assert b"Bad request target" in await conversation(b"GET //[ HTTP/1.1\r\nhost: x\r\n\r\n")
 
 
 async def test_a_peer_that_waits_for_leave_gets_it():
