@@ -6,7 +6,6 @@ order; a scenario changes words about a tool, never what it takes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from rollout_engine.environments.environment import Answer
 from rollout_engine.environments.thinkingbox.dataset import Case, ToolOverride
 from rollout_engine.errors import ConfigurationError
+from rollout_engine.sessions import jsontext
 from rollout_engine.sessions.results import CallResult, ToolSpec
 from rollout_engine.tokens.toolset import ToolSet, checked_by_server
 
@@ -38,7 +38,7 @@ class Toolbox:
         if template is None:
             return Answer(result.text, result.is_error)
         try:
-            return Answer(result.text, result.is_error, direct=template.format(**json.loads(result.text)))
+            return Answer(result.text, result.is_error, direct=template.format(**jsontext.read_text(result.text)))
         except (ValueError, TypeError, LookupError, AttributeError):
             return Answer(FAILED_DIRECT, is_error=True)
 
@@ -70,7 +70,7 @@ def _changed(tool: ToolSpec, override: ToolOverride) -> dict[str, Any]:
     if override.override_arg_description:
         parameters = deepcopy(dict(parameters))
         for name, text in override.override_arg_description.items():
-            if name not in parameters.get("properties", {}):
+            if not isinstance(parameters.get("properties", {}).get(name), dict):
                 raise ConfigurationError(f"override_arg_description of tool {tool.name!r}: no parameter {name!r}")
             parameters["properties"][name]["description"] = text
     return {"name": tool.name, "description": description, "parameters": parameters}
