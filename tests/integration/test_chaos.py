@@ -23,10 +23,10 @@ pytestmark = [
 
 
 def test_a_storm_of_kills_loses_doubles_and_changes_nothing(barely_warm):
-    storm = ["--kills=14", "--steps=6", "--every=5", "--seed=1", "--staleness=1", "--bound=600"]
+    storm = ["--kills=9", "--steps=5", "--every=4", "--seed=1", "--staleness=1", "--bound=600"]
     command = [str(ROOT / "bin/_python"), "engine", "-m", "benchmarks.chaos", *storm, f"--folder={barely_warm}"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     last = done.stdout.splitlines()[-1]
-    assert re.fullmatch(r"14 kills over \d+ runs: nothing lost, nothing doubled, nothing trained twice", last)
+    assert re.fullmatch(r"9 kills over \d+ runs: nothing lost, nothing doubled, nothing trained twice", last)
