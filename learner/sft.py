@@ -6,7 +6,7 @@ token already raises its logit, and matrices are trained by Muon, the rest by Ad
 
 Invariant: no weights are written that can't copy. Demonstrations that were held back are decoded greedily under
 teacher forcing, and a demonstration in which any copied token comes out wrong counts as an error. Training goes
-on at the last, low rate, up to twice the steps, while more than ``TRAIN_ON_ABOVE`` of them fail; above
+on at the last, low rate, up to ``LONGEST`` times the steps, while more than ``TRAIN_ON_ABOVE`` of them fail; above
 ``REFUSE_ABOVE`` the warm start refuses.
 """
 
@@ -43,6 +43,8 @@ FINAL_RATE = 0.1
 TRAIN_ON_ABOVE, REFUSE_ABOVE = 0.10, 0.20
 """Of demonstrations with any wrong copy. Imperfect ones keep this above zero for ever: where a sloppy agent takes
 another amount that begins alike, the likeliest digit may be that one's."""
+LONGEST = 2
+"""Training past ``steps`` ends at so many times as many."""
 CHECK_EVERY = 50
 
 
@@ -159,8 +161,8 @@ def warm_start(folder: Path, demonstrations: Path, config: WarmStart, seed: int,
     columns = (TextColumn("warm start"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console) as bar:
         task, done, errors = bar.add_task("", total=config.steps, note=""), 0, 1.0
-        while done < config.steps or (errors > TRAIN_ON_ABOVE and done < 2 * config.steps):
-            until = config.steps if done < config.steps else 2 * config.steps
+        while done < config.steps or (errors > TRAIN_ON_ABOVE and done < LONGEST * config.steps):
+            until = config.steps if done < config.steps else LONGEST * config.steps
             bar.update(task, total=until)
             for _ in range(min(CHECK_EVERY, until - done)):
                 params, state, value = train(params, state, next(batches))

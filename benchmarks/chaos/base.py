@@ -26,6 +26,7 @@ from rich.console import Console
 from learner import sft
 from protocol import config
 sft.TRAIN_ON_ABOVE, sft.REFUSE_ABOVE = 0.7, 0.9  # a policy that copies badly is enough, one that never does isn't
+sft.FINAL_RATE, sft.LONGEST = 1.0, 5  # when copying comes is luck, so as many steps as it takes
 resolved = config.load(sys.argv[1])
 folder = Path(resolved.folder) / resolved.run / "base"
 sft.warm_start(folder, folder / "demonstrations.npz", resolved.warmstart, 0, Console())
@@ -40,7 +41,7 @@ def configure(folder: Path, run: str, steps: int, staleness: int) -> Path:
     tree["nats"] = {"url": f"nats://127.0.0.1:{free_port()}", "connect_timeout": 30}
     tree["actor"] |= {"port": free_port(), "health_every": 0.5}
     tree["tasks"] |= {"train": 40, "heldout": 20}
-    tree["warmstart"] |= {"demonstrations": 2000, "steps": 400}
+    tree["warmstart"] |= {"steps": 200}
     tree["curation"] = {"attempts": 4, "keep": ["rarely_solved", "difficult", "intermediate", "frequently_solved"]}
     tree["rollout"] |= {"groups": 4, "group_size": 4, "max_groups": 16, "max_staleness": staleness}
     # An actor that is being started again is no reason to give up a sample, let alone a step.
