@@ -29,4 +29,5 @@ def test_a_storm_of_kills_loses_doubles_and_changes_nothing(barely_warm):
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     last = done.stdout.splitlines()[-1]
-    assert re.fullmatch(r"9 kills over \d+ runs: nothing lost, nothing doubled, nothing trained twice", last)
+    told = re.fullmatch(r"(\d+) kills over \d+ runs: nothing lost, nothing doubled, nothing trained twice", last)
+    assert told and int(told[1]) >= 9, last  # the last instant may kill several
