@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from protocol import config as configuration
 from protocol.config import ConfigError
+from protocol.config.loading import apply_override
 
 
 def written(tmp_path, text):
@@ -108,7 +109,7 @@ def test_a_missing_file_and_a_malformed_override_are_refused(tmp_path):
 def test_the_fingerprint_depends_on_every_value_and_on_nothing_else(value, key):
     def of(value):
         tree = {"run": "r", "learner": {}}
-        configuration._apply(tree, f"{key}={value}")
+        apply_override(tree, f"{key}={value}")
         return configuration.resolve(tree).fingerprint()
 
     assert of(value) == of(value) != of(value + 1)

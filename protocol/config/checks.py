@@ -1,0 +1,67 @@
+"""What no section can say alone: values that contradict each other."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+import msgspec
+
+from protocol.config.rollout import Retry
+from protocol.config.run import Config
+from protocol.config.section import ConfigError
+
+
+def check(config: Config, source: str) -> None:
+    """Raises :class:`ConfigError` that names ``source``."""
+    if not re.fullmatch(r"[a-z0-9-]+", config.run):
+        raise ConfigError(f"{source}: run {config.run!r} is not a slug: lower-case letters, digits and hyphens")
+    if config.rollout.max_groups < config.rollout.groups:
+        raise ConfigError(
+            f"{source}: rollout.max_groups ({config.rollout.max_groups}) is below rollout.groups "
+            f"({config.rollout.groups}), so no batch could ever fill"
+        )
+    if config.rollout.outage.errors > config.rollout.outage.among:
+        raise ConfigError(
+            f"{source}: rollout.outage.errors ({config.rollout.outage.errors}) is above rollout.outage.among "
+            f"({config.rollout.outage.among}), so no outage could ever be noticed"
+        )
+    for kind, retry in msgspec.structs.asdict(config.rollout.retries).items():
+        if isinstance(retry, Retry) and retry.backoff > retry.max_backoff:
+            raise ConfigError(
+                f"{source}: rollout.retries.{kind}.backoff ({retry.backoff:g}) is above its max_backoff "
+                f"({retry.max_backoff:g})"
+            )
+    if not config.rollout.outage.probe <= config.rollout.outage.max_probe < config.rollout.outage.longest:
+        raise ConfigError(
+            f"{source}: rollout.outage.probe ({config.rollout.outage.probe:g}), .max_probe "
+            f"({config.rollout.outage.max_probe:g}) and .longest ({config.rollout.outage.longest:g}) must be in this "
+            "order, so that an outage is probed before it has lasted too long"
+        )
+    longest = config.rollout.limits.episode_tokens
+    if config.learner.row_tokens < longest:
+        raise ConfigError(
+            f"{source}: learner.row_tokens ({config.learner.row_tokens}) is below rollout.limits.episode_tokens "
+            f"({longest}), so a long episode would fit no row"
+        )
+    if config.rollout.user.kind == "llm" and not (config.rollout.user.endpoint and config.rollout.user.model):
+        raise ConfigError(f"{source}: rollout.user.kind is llm, so rollout.user.endpoint and .model must be set")
+    if bool(config.judge.endpoint) != bool(config.judge.model):
+        raise ConfigError(f"{source}: judge.endpoint and judge.model must be set both, or neither")
+    for key, url in [
+        ("rollout.user.endpoint", config.rollout.user.endpoint),
+        ("judge.endpoint", config.judge.endpoint),
+        ("tasks.thinkingbox.proxy", config.tasks.thinkingbox.proxy),
+        *(("actor.urls", u) for u in config.actor.urls),
+    ]:
+        if url and not is_http(url):
+            raise ConfigError(f"{source}: {key}: {url!r} is no URL, for example http://127.0.0.1:8000")
+
+
+def is_http(url: str) -> bool:
+    """Whether a client can be pointed at it: a scheme, a host, and no port that can't be."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:  # half a bracket, a port beyond 65535
+        return False

@@ -1,0 +1,76 @@
+"""``learner`` and ``warmstart``: the update, and the base policy's making."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from protocol.config.section import Fraction, Positive, Seconds, Section
+
+
+class Optimizer(Section):
+    learning_rate: Annotated[float, Meta(gt=0)] = 1e-6
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    clip_norm: Annotated[float, Meta(gt=0)] = 1.0
+    warmup_steps: Annotated[int, Meta(ge=0)] = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay to zero over the run's steps, after the warm-up."""
+    memory: Literal["device", "pinned_host"] = "device"
+    """Where optimizer state lives."""
+
+
+class Loss(Section):
+    clip_low: Annotated[float, Meta(gt=0)] = 0.2
+    clip_high: Annotated[float, Meta(gt=0)] = 0.2
+    dual_clip: float | None = 3.0
+    truncated_is: Annotated[float, Meta(gt=0)] | None = None
+    """Cap of the truncated importance weight between learner and behaviour log-probabilities. None: off, and with
+    ``rollout.max_staleness`` above 0, where stale tokens must be weighed, 2."""
+
+
+class Learner(Section):
+    mesh: str = "1x1"
+    """data x model."""
+    steps: Positive = 50
+    row_tokens: Positive = 1024
+    """Length of a packed row."""
+    rows_per_microbatch: Positive = 8
+    logprob_chunk: Positive = 512
+    """Places whose logits exist at once."""
+    remat: bool = True
+    """Recompute each layer in the backward pass: less memory for a third more work."""
+    kernels: Literal["auto", "plain"] = "auto"
+    """``auto``: in bfloat16 on Hopper those of jax-linear-attention and cuDNN; ``plain``: plain JAX everywhere."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    param_memory: Literal["device", "pinned_host"] = "device"
+    weights_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the weights pushed to the actors."""
+    checkpoint_every: Positive = 5
+    keep_checkpoints: Positive = 2
+    keep_weights: Positive = 3
+    """Pushed policy versions kept on disk (version 0 and the last are always kept)."""
+    batch_timeout: Seconds = 3600.0
+    disk_wait: Seconds = 600.0
+    """Bound on waiting for room on a full disk, for weights or a checkpoint."""
+    proof_tolerance: Annotated[float, Meta(gt=0)] = 0.05
+    optimizer: Optimizer = Optimizer()
+    loss: Loss = Loss()
+
+
+class WarmStart(Section):
+    """Supervised warm start of the base policy on imperfect scripted demonstrations."""
+
+    demonstrations: Positive = 5000
+    steps: Positive = 600
+    batch: Positive = 8
+    muon_rate: Annotated[float, Meta(gt=0)] = 0.02
+    adam_rate: Annotated[float, Meta(gt=0)] = 5e-3
+    warmup: Annotated[int, Meta(ge=0)] = 30
+    copied_tokens_weight: Annotated[float, Meta(gt=0)] = 3.0
+    """Loss weight of the agent's tokens that it copies, ids and amounts; its other tokens weigh 1."""
+    other_tokens_weight: Fraction = 0.2
+    """Loss weight of tokens that are not the agent's."""
