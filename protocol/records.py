@@ -339,6 +339,18 @@ class PolicyVersion(msgspec.Struct, frozen=True, omit_defaults=True):
     probe: Probe
     final: bool = False
     """True on the last version of a run: no step follows it."""
+    form: Literal["full", "delta", "adapter"] = "full"
+    """What ``folder`` holds: ``full``: complete weight files; ``delta``: what changed since version ``onto``;
+    ``adapter``: a low-rank term on the weights of version ``onto``."""
+    onto: int | None = None
+    """The version that must be there first; None for ``full``."""
+    whole: dict[str, str] = {}
+    """Digest of each complete weight file, by file name, once they are built; empty for ``full``."""
+
+    @property
+    def complete(self) -> dict[str, str]:
+        """Digest of each complete weight file, by file name, in every form."""
+        return self.sha256 if self.form == "full" else self.whole
 
 
 class ActorLoad(msgspec.Struct, frozen=True, omit_defaults=True):

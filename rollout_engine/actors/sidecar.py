@@ -4,7 +4,7 @@ Invariant (rule 20): a version is said to be served, and tokens are labelled wit
 log-probabilities on the announced probe have matched the learner's. Until then what the new weights sample is labelled
 ``vN?``, and the engine holds it back. A proof or a load that fails ends every running request without an answer.
 
-    learner announces v ──► digests ──► pause, label v? ──► load ──► forget cache ──► resume ──► probe ──► label v
+    learner announces v ──► files ──► pause, label v? ──► load ──► forget cache ──► resume ──► probe ──► label v
 
 Running requests go on over the change, each token under its own label, and the version before is served until the
 next one is. What an engine makes of that is its own choice (``rollout.max_staleness``).
@@ -15,9 +15,8 @@ asyncio; imports neither trio nor JAX.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -28,15 +27,12 @@ from protocol.errors import WaitExpired
 from protocol.records import ActorLoad, ActorStatus, PolicyVersion, Probe
 from rollout_engine.actors.control import UNPROVEN, ControlError, ServerControl, label, provisional
 from rollout_engine.actors.server import ServerFailed, ServerKilled
+from rollout_engine.actors.versions import Versions, WeightsDamaged
 from rollout_engine.errors import ConfigurationError
 
 NO_VERSION = -1
 _FIRST_STARTS = 6
 """Tries of the first start, where each is killed from outside."""
-
-
-class WeightsDamaged(Exception):
-    """Weight files are not those that were announced."""
 
 
 class ProofFailed(Exception):
@@ -70,6 +66,7 @@ class Sidecar:
         self._control = control
         self._server = server
         self._tell = tell
+        self._versions = Versions(config.path)
         self._target: PolicyVersion | None = None
         self._up = False
         self._failures = 0
@@ -168,8 +165,7 @@ class Sidecar:
         began = time.monotonic()
         if self._server is not None:
             await self._server.stop()
-            target = self._target  # while the server starts, a newer one may be announced
-            folder = self._folder(target) if target else self._config.path / self._config.model.folder
+            target, folder = await self._start_with()
             self._tell(f"starting vLLM on {folder}")
             await self._server.start(folder)
             self._loaded = target.version if target else None
@@ -183,6 +179,16 @@ class Sidecar:
         self._up, self._failures = True, 0
         self._tell(f"{self._control.url} is up after {time.monotonic() - began:.1f} s")
         await self._publish()
+
+    async def _start_with(self) -> tuple[PolicyVersion | None, Path]:
+        """The announced version and its files; the base model's where there is none that can be had now."""
+        target = self._target  # while the server starts, a newer one may be announced
+        if target is not None:
+            try:
+                return target, await asyncio.to_thread(self._versions.materialise, target)
+            except WeightsDamaged as error:
+                self._tell(f"{error}\nstarting on the base model")
+        return None, self._config.path / self._config.model.folder
 
     async def _wait_for_attached(self) -> None:
         try:
@@ -199,14 +205,14 @@ class Sidecar:
         began = time.monotonic()
         self._note = f"loading {label(target.version)}"
         await self._publish()
-        if self._loaded != target.version:
-            # Read while the weights before go on serving.
-            await asyncio.to_thread(verify_digests, self._folder(target), target.sha256)
+        # Read while the weights before go on serving.
+        held = self._loaded == target.version
+        folder = None if held else await asyncio.to_thread(self._versions.materialise, target)
         self._busy = True
         try:
-            held, self._loaded = self._loaded, None  # until proven: whatever fails, the next try loads again
-            if held != target.version:
-                await self._load_weights(target)
+            self._loaded = None  # until proven: whatever fails, the next try loads again
+            if folder is not None:
+                await self._load_weights(target, folder)
             loaded = time.monotonic()
             self._proof = await self._prove(target.probe)
             await self._control.set_weight_label(label(target.version))
@@ -223,12 +229,12 @@ class Sidecar:
             f"proof {self._proof:.2e} (tolerance {target.probe.tolerance:g}) in {time.monotonic() - loaded:.2f} s"
         )
 
-    async def _load_weights(self, target: PolicyVersion) -> None:
+    async def _load_weights(self, target: PolicyVersion, folder: Path) -> None:
         """Pause, load, forget the cache, go on. A failure leaves the server paused until a good load."""
         bound = self._config.actor.update_timeout
         await self._control.pause(bound)
         await self._control.set_weight_label(provisional(target.version))
-        await self._control.load_weights(self._folder(target), bound)
+        await self._control.load_weights(folder, bound)
         await self._control.reset_prefix_cache(bound)
         await self._control.resume()
 
@@ -253,9 +259,6 @@ class Sidecar:
                 f"tolerance {probe.tolerance:g} (learner.proof_tolerance)"
             )
         return difference
-
-    def _folder(self, version: PolicyVersion) -> Path:
-        return (self._config.path / version.folder).resolve()
 
     def _withdraw(self, note: str) -> None:
         self._proven = self._proof = None
@@ -283,20 +286,3 @@ class Sidecar:
                     note=self._note,
                 )
             )
-
-
-def verify_digests(folder: Path, sha256: Mapping[str, str]) -> None:
-    """Raise :class:`WeightsDamaged` unless the folder's safetensors files are exactly those announced."""
-    present = {file.name for file in folder.glob("*.safetensors")}
-    for name in sorted(present ^ sha256.keys()):
-        raise WeightsDamaged(f"{folder / name} was announced but is not there" if name in sha256 else
-                             f"{folder / name} is there but was not announced")  # fmt: skip
-    for name, expected in sha256.items():
-        try:
-            with (folder / name).open("rb") as file:
-                actual = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            # Removed meanwhile, for newer ones are there, or a disk that can't be read just now.
-            raise WeightsDamaged(f"{folder / name} can't be read: {error.strerror}") from error
-        if actual != expected:
-            raise WeightsDamaged(f"{folder / name} has sha256 {actual}, announced was {expected}")

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from protocol.config import resolve
 from protocol.records import ActorLoad, ActorStatus, PolicyVersion, Probe
 from rollout_engine.actors.control import UNPROVEN, ControlError, provisional
 from rollout_engine.actors.server import ServerFailed, ServerKilled
-from rollout_engine.actors.sidecar import Sidecar, WeightsDamaged, verify_digests
+from rollout_engine.actors.sidecar import Sidecar
 
 IDS = np.array([3, 4, 5], "<i4")
 
@@ -187,7 +188,7 @@ def test_weights_change_only_while_paused_and_get_their_label_after_the_proof(tm
         await scene.bus.announce(scene.version(1, "bb"))
         status = await scene.bus.until(serves(1))
         assert status.proof == 0.0
-        assert status.load == ActorLoad(7, 2, 0.5)
+        await scene.bus.until(lambda status: status.load == ActorLoad(7, 2, 0.5))
 
     play(scene, script)
     assert scene.server.calls == ["pause", f"label {provisional(1)}", "load", "reset", "resume", "probe", "label v1"]
@@ -302,6 +303,35 @@ def test_damaged_files_are_never_loaded(tmp_path: Path) -> None:
         assert serves(0)(refused), "what was there is untouched"
         (Path(damaged.folder) / "model.safetensors").write_bytes(b"bb")
         await scene.bus.until(serves(1))
+
+    play(scene, script)
+
+
+def test_a_server_is_not_started_on_damaged_files_but_on_the_base_model(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.bus.announced = scene.version(3, "dddd")
+    (Path(scene.bus.announced.folder) / "model.safetensors").write_bytes(b"other")
+
+    async def script() -> None:
+        await scene.bus.until(lambda status: "announced was" in status.note)
+        assert not any(status.serving for status in scene.bus.told)
+        (Path(scene.bus.announced.folder) / "model.safetensors").write_bytes(b"dddd")
+        await scene.bus.until(serves(3))
+
+    play(scene, script)
+    assert scene.server.starts == ["base"]
+    assert scene.server.weights == "dddd"
+
+
+def test_a_version_in_an_unknown_form_is_named_and_the_one_before_stays(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+
+    async def script() -> None:
+        await scene.bus.announce(scene.version(0, "a"))
+        await scene.bus.until(serves(0))
+        await scene.bus.announce(msgspec.structs.replace(scene.version(1, "bb"), form="adapter", onto=0))
+        refused = await scene.bus.until(lambda status: "form 'adapter'" in status.note)
+        assert serves(0)(refused)
 
     play(scene, script)
 
@@ -429,28 +459,3 @@ def test_leaving_says_so_and_stops_the_server(tmp_path: Path) -> None:
     last = scene.bus.told[-1]
     assert (last.serving, last.note) == (False, "stopped")
     assert scene.server.exited
-
-
-@pytest.mark.parametrize(
-    ("files", "fault"),
-    [
-        ({"x.safetensors": b"x"}, "model.safetensors was announced but is not there"),
-        ({"model.safetensors": b"x", "y.safetensors": b"y"}, "y.safetensors is there but was not announced"),
-        ({"model.safetensors": b"X"}, "model.safetensors has sha256"),
-    ],
-)
-def test_digests_name_the_file_at_fault(tmp_path: Path, files: dict[str, bytes], fault: str) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    announced = {"model.safetensors": hashlib.sha256(b"x").hexdigest()}
-    if "x.safetensors" in files:
-        announced["x.safetensors"] = hashlib.sha256(b"x").hexdigest()
-    with pytest.raises(WeightsDamaged, match=fault):
-        verify_digests(tmp_path, announced)
-
-
-def test_a_file_that_goes_while_it_is_checked_is_missing_and_no_end(tmp_path: Path) -> None:
-    """The learner removes old versions."""
-    (tmp_path / "model.safetensors").symlink_to(tmp_path / "gone")
-    with pytest.raises(WeightsDamaged, match="model.safetensors can't be read: No such file"):
-        verify_digests(tmp_path, {"model.safetensors": "0" * 64})
