@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -15,6 +16,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from protocol.config import ConfigError
 
 DATA, MODEL = "data", "model"
+
+Path = tuple[Any, ...]
 
 
 def parse_mesh(text: str) -> tuple[int, int]:
@@ -39,15 +42,17 @@ def make_mesh(text: str) -> Mesh:
     )
 
 
-def leaf_spec(shape: tuple[int, ...], mesh: Mesh, stacked: bool = False) -> PartitionSpec:
+def leaf_spec(shape: tuple[int, ...], mesh: Mesh, stacked: bool = False, columns: bool = False) -> PartitionSpec:
     """How one parameter is split: its largest dimension that all devices divide, over all devices; else its
     largest that ``model`` divides, over ``model``; else not at all. Vectors are replicated (a norm's scale is
     worth less than the collective that gathers it), and the leading layer axis of a ``stacked`` leaf is never
-    split, because the scan over layers reads it one layer at a time."""
+    split, because the scan over layers reads it one layer at a time. ``columns``: the last dimension is tried first."""
     first = 1 if stacked else 0
     if len(shape) - first < 2:
         return PartitionSpec()
     by_size = sorted(range(first, len(shape)), key=lambda axis: -shape[axis])
+    if columns:
+        by_size.sort(key=lambda axis: axis != len(shape) - 1)
     for names in ((DATA, MODEL), (MODEL,)):
         parts = math.prod(mesh.shape[name] for name in names)
         for axis in by_size:
@@ -56,12 +61,26 @@ def leaf_spec(shape: tuple[int, ...], mesh: Mesh, stacked: bool = False) -> Part
     return PartitionSpec()
 
 
+def is_stacked(path: Path) -> bool:
+    """Whether the parameter at ``path`` (of :func:`jax.tree_util.tree_map_with_path`) has a leading layer axis."""
+    return any(getattr(key, "key", None) == "layers" for key in path)
+
+
+def is_matrix(path: Path, leaf) -> bool:
+    """Whether it is a matrix in each layer: not a norm's scale, nor what a recurrence or a convolution reads."""
+    return len(leaf.shape) - is_stacked(path) == 2
+
+
 def param_shardings(params, mesh: Mesh, memory: str = "device"):
-    """A tree of :class:`NamedSharding` for a parameter tree (arrays or shapes), in memory kind ``memory``."""
+    """A tree of :class:`NamedSharding` for a parameter tree (arrays or shapes), in memory kind ``memory``.
+
+    The embedding is split by columns, so that a device looks up its part of every token and none gathers the table.
+    """
 
     def sharding(path, leaf):
-        stacked = any(getattr(key, "key", None) == "layers" for key in path)
-        return NamedSharding(mesh, leaf_spec(leaf.shape, mesh, stacked), memory_kind=memory_kind(mesh, memory))
+        columns = getattr(path[-1], "key", None) == "embed_tokens"
+        spec = leaf_spec(leaf.shape, mesh, is_stacked(path), columns)
+        return NamedSharding(mesh, spec, memory_kind=memory_kind(mesh, memory))
 
     return jax.tree_util.tree_map_with_path(sharding, params)
 
@@ -80,9 +99,14 @@ def rows_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(DATA))
 
 
+def size(axis: str) -> int:
+    """Devices along ``axis`` of the mesh in scope; 1 without one."""
+    return jax.sharding.get_abstract_mesh().shape.get(axis, 1)
+
+
 def divides(axis: str, dimension: int) -> bool:
     """Whether ``axis`` of the mesh in scope splits ``dimension`` evenly."""
-    return dimension % jax.sharding.get_abstract_mesh().shape.get(axis, 1) == 0
+    return dimension % size(axis) == 0
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
@@ -93,3 +117,23 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         return x
     spec = [name if name and divides(name, x.shape[i]) else None for i, name in enumerate(axes)]
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+
+
+def gathered(matrix: jax.Array) -> jax.Array:
+    """One layer's matrix, whole on every device of the mesh in scope. Its gradient is summed into the parts that the
+    parameter is split in (:func:`leaf_spec`), and never whole anywhere."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return matrix if mesh.empty or mesh.size == 1 else _gathered(matrix)
+
+
+@jax.custom_vjp
+def _gathered(matrix):
+    return jax.lax.with_sharding_constraint(matrix, PartitionSpec())
+
+
+def _scatter(_, cotangent):
+    spec = leaf_spec(cotangent.shape, jax.sharding.get_abstract_mesh())
+    return (jax.lax.with_sharding_constraint(cotangent, spec),)
+
+
+_gathered.defvjp(lambda matrix: (_gathered(matrix), None), _scatter)
