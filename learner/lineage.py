@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from learner import layout
 from protocol.config import Config, ConfigError, resolve
 from protocol.records import Origin
 
@@ -95,7 +96,7 @@ def learning_fingerprint(config: Config) -> str:
         "loss": learner.loss,
         "optimizer": msgspec.structs.replace(learner.optimizer, memory="device"),
         "dtypes": (learner.param_dtype, learner.compute_dtype),
-        "packing": (learner.row_tokens, learner.rows_per_microbatch),
+        "packing": (layout.VERSION, learner.row_tokens, learner.rows_per_microbatch),
         "steps": None if learner.optimizer.schedule == "constant" else learner.steps,
     }
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Trajectories to packed rows: first-fit decreasing, deterministic.
+"""Trajectories to packed rows, as a plan has laid them out.
 
 Invariant (rule 19): a row holds whole segments, each with its own id from 1 and positions from 0; segment 0
 is padding. Only where a sampled token is predicted does a log-probability exist, so those places are listed
@@ -8,12 +8,12 @@ the loss or its gradient: every trajectory keeps its own advantage, and the deno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from protocol.config import ConfigError
+from learner.layout import TOKENS_ALONE, Layout, Work, fill, plan
 
 
 class Stream(NamedTuple):
@@ -45,66 +45,47 @@ class Microbatch(NamedTuple):
     behaviour: np.ndarray
 
 
-def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Rows as lists of indices into ``lengths``: longest first, each into the first row with room.
-
-    Ties keep their order, so the result is a function of the input alone. Raises :class:`ConfigError` when one
-    is longer than ``capacity``.
-    """
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if lengths[i] > capacity:
-            raise ConfigError(
-                f"a trajectory of {lengths[i]} tokens does not fit a row of {capacity}: raise learner.row_tokens "
-                f"to at least rollout.limits.episode_tokens, or lower the latter"
-            )
-        row = next((r for r, free in enumerate(room) if free >= lengths[i]), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append(capacity)
-        rows[row].append(i)
-        room[row] -= lengths[i]
-    return rows
+def build(layout: Layout, streams: Mapping[int, Stream] | Sequence[Stream], rows: slice = slice(None)) -> Microbatch:
+    """The ``rows`` of a microbatch: all of them, or those of this process's devices, whose ``streams`` alone are
+    looked at."""
+    members = layout.rows[rows]
+    count, length, places = len(members), layout.tokens, layout.places
+    out = Microbatch(
+        *(np.zeros((count, length), np.int32) for _ in range(3)),
+        *(np.zeros((count, places), np.int32) for _ in range(2)),
+        np.zeros((count, places), bool),
+        *(np.zeros((count, places), np.float32) for _ in range(2)),
+    )
+    for r, row in enumerate(members):
+        start = place = 0
+        for segment, i in enumerate(row, 1):
+            stream = streams[i]
+            tokens = slice(start, start + len(stream.ids))
+            out.ids[r, tokens] = stream.ids
+            out.segments[r, tokens] = segment
+            out.positions[r, tokens] = np.arange(len(stream.ids))
+            losses = slice(place, place + len(stream.sampled))
+            out.index[r, losses] = start + stream.sampled - 1
+            out.targets[r, losses] = stream.ids[stream.sampled]
+            out.valid[r, losses] = True
+            out.weights[r, losses] = stream.weights
+            out.behaviour[r, losses] = stream.behaviour
+            start, place = tokens.stop, losses.stop
+    return out
 
 
 def pack(
-    sequences: Sequence[Stream], row_tokens: int, rows_per_microbatch: int, places: int | None = None
+    streams: Sequence[Stream], row_tokens: int, rows_per_microbatch: int, shards: int = 1, work: Work = TOKENS_ALONE
 ) -> list[Microbatch]:
-    """Microbatches of exactly ``rows_per_microbatch`` rows of ``row_tokens``, the last filled up with empty rows.
-
-    The number S of places of loss in a row is ``places``, or else the same in all of them: the fullest row's,
-    rounded up to an eighth of a row, so that few shapes are ever compiled.
-    """
-    rows = first_fit_decreasing([len(s.ids) for s in sequences], row_tokens)
-    rows += [[] for _ in range(-len(rows) % rows_per_microbatch)]
-    eighth = max(1, -(-row_tokens // 8))
-    fullest = max((sum(len(sequences[i].sampled) for i in row) for row in rows), default=0)
-    places = places or min(max(1, -(-fullest // eighth)) * eighth, row_tokens)
-
-    count = len(rows)
-    tokens = {name: np.zeros((count, row_tokens), np.int32) for name in ("ids", "segments", "positions")}
-    lists = {name: np.zeros((count, places), np.int32) for name in ("index", "targets")}
-    lists["valid"] = np.zeros((count, places), bool)
-    lists |= {name: np.zeros((count, places), np.float32) for name in ("weights", "behaviour")}
-    for r, row in enumerate(rows):
-        start = place = 0
-        for segment, i in enumerate(row, 1):
-            sequence, end = sequences[i], start + len(sequences[i].ids)
-            tokens["ids"][r, start:end] = sequence.ids
-            tokens["segments"][r, start:end] = segment
-            tokens["positions"][r, start:end] = np.arange(end - start)
-            here = slice(place, place + len(sequence.sampled))
-            lists["index"][r, here] = start + sequence.sampled - 1
-            lists["targets"][r, here] = sequence.ids[sequence.sampled]
-            lists["valid"][r, here] = True
-            lists["weights"][r, here] = sequence.weights
-            lists["behaviour"][r, here] = sequence.behaviour
-            start, place = end, here.stop
-    whole = Microbatch(**tokens, **lists)
-    return [Microbatch(*(x[i : i + rows_per_microbatch] for x in whole)) for i in range(0, count, rows_per_microbatch)]
+    """:func:`plan` and :func:`build` in one: the microbatches of an update in a process that has all of it."""
+    lengths, sampled = ([len(x) for x in column] for column in ([s.ids for s in streams], [s.sampled for s in streams]))
+    return [build(layout, streams) for layout in plan(lengths, sampled, row_tokens, rows_per_microbatch, shards, work)]
 
 
-def efficiency(microbatches: Sequence[Microbatch]) -> float:
-    """Real tokens over computed tokens."""
-    return float(sum((m.segments > 0).sum() for m in microbatches) / sum(m.segments.size for m in microbatches))
+def one_shape(streams: Sequence[Stream], tokens: int, rows: int) -> Microbatch:
+    """All ``streams`` in one microbatch of exactly ``rows`` rows of ``tokens`` tokens, each with room for a loss at
+    every one of them: for what is always of one shape, such as a probe. ``rows`` as many as streams are enough."""
+    members = fill([len(stream.ids) for stream in streams], (tokens,), rows)[tokens]
+    if len(members) != rows:
+        raise ValueError(f"{len(streams)} streams take {len(members)} rows of {tokens} tokens, not {rows}")
+    return build(Layout(tokens, tokens, tuple(members)), streams)

@@ -31,7 +31,7 @@ from learner.models import huggingface
 from learner.models.family import ModelConfig, head
 from learner.models.huggingface import param_shapes, read_config
 from learner.models.model import Model
-from learner.packing import Microbatch, Stream, pack
+from learner.packing import Microbatch, Stream, one_shape
 from learner.step import sampled_logprobs
 from learner.weights import write_tensors
 from protocol.config import ConfigError, WarmStart
@@ -185,8 +185,7 @@ def warm_start(folder: Path, demonstrations: Path, config: WarmStart, seed: int,
 def _pack(data: Demonstrations, members: np.ndarray, config: WarmStart) -> Microbatch:
     # One shape for the whole run: as many rows as demonstrations, as long as the longest of all.
     row = -(-int(np.diff(data.offsets).max()) // 32) * 32
-    (batch,) = pack([data.stream(m, config) for m in members], row, config.batch, places=row)
-    return batch
+    return one_shape([data.stream(m, config) for m in members], row, config.batch)
 
 
 def _batches(data: Demonstrations, members: np.ndarray, config: WarmStart, rng) -> Iterator[Microbatch]:

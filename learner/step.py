@@ -22,7 +22,7 @@ from learner.logprobs import at_places, token_logprobs
 from learner.models.family import ModelConfig, head
 from learner.models.model import Model
 from learner.optimizer import apply_update, make_optimizer
-from learner.packing import Microbatch, Stream, pack
+from learner.packing import Microbatch, Stream, one_shape
 from protocol.config import Learner
 
 PROBE_TOKENS = 128
@@ -115,7 +115,7 @@ class Step:
         """Log-probabilities float32 [T - 1] of ``ids[1:]`` under ``params`` rounded to
         ``dtype``, at temperature 1. T is at most ``PROBE_TOKENS``, so that one shape is compiled."""
         stream = Stream(ids, np.arange(1, len(ids)), np.zeros(len(ids) - 1), np.zeros(len(ids) - 1))
-        (batch,) = pack([stream], PROBE_TOKENS, 1, places=PROBE_TOKENS)
+        batch = one_shape([stream], PROBE_TOKENS, 1)
         with jax.set_mesh(self.mesh):
             return np.asarray(self._probe(params, batch, dtype))[0, : len(ids) - 1]
 

@@ -26,12 +26,13 @@ from rich.console import Console
 
 from learner.batches import BatchSource, Delivery
 from learner.checkpoint import Checkpoints
+from learner.layout import efficiency, plan
 from learner.lineage import learning_fingerprint
 from learner.mesh import DATA, make_mesh
 from learner.metrics import Metrics
 from learner.models.family import ModelConfig
 from learner.models.huggingface import load_params, param_shapes, read_config
-from learner.packing import Stream, efficiency, pack
+from learner.packing import Stream, build
 from learner.room import with_room
 from learner.step import PROBE_TOKENS, Step
 from learner.streams import staleness, streams
@@ -137,7 +138,10 @@ class Trainer:
         started, learner = time.monotonic(), self.config.learner
         batch = delivery.batch
         learned = streams(batch, delivery.trajectories, self.step, self.config.rollout.max_staleness)
-        microbatches = pack(learned, learner.row_tokens, learner.rows_per_microbatch)
+        lengths, sampled = [len(s.ids) for s in learned], [len(s.sampled) for s in learned]
+        shards = self.mesh.shape[DATA]
+        layouts = plan(lengths, sampled, learner.row_tokens, learner.rows_per_microbatch, shards, self.model.work())
+        microbatches = [build(layout, learned) for layout in layouts]
         self.state, measured = self.compiled.update(self.state, microbatches)
         if learned:
             self.probe_ids = learned[0].ids[:PROBE_TOKENS]
@@ -151,7 +155,7 @@ class Trainer:
             **_staleness(delivery, self.step),
             **measured,
             **_lengths(learned),
-            "packing_efficiency": efficiency(microbatches) if microbatches else 0.0,
+            "packing_efficiency": efficiency(layouts, lengths),
             "seconds": time.monotonic() - started,
         }
         self.metrics.write(self.step, values)

@@ -6,12 +6,15 @@ around it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import jax
 
+from learner.layout import Work
+from learner.models import kernels
 from learner.models.layers import rms_norm
 from learner.models.parameters import Parameter, scale
 from learner.models.rotary import Rotary, read_rotary
@@ -92,6 +95,22 @@ class ModelConfig:
 
     def final_norm(self, params: dict, x: jax.Array) -> jax.Array:
         return rms_norm(x, params["scale"], self.rms_norm_eps)
+
+    @property
+    def attention_layers(self) -> int:
+        return self.num_hidden_layers
+
+    def work(self) -> Work:
+        """Of one forward pass: every matrix of the layers meets every token, the head the places of loss alone."""
+        matrices = [p for p in jax.tree.leaves(self.layer_parameters()) if len(p.shape) > 1]
+        query = jax.ShapeDtypeStruct((1, 1, self.num_attention_heads, self.head_dim), self.compute_dtype)
+        return Work(
+            token=sum(math.prod(p.stacked_shape) for p in matrices),
+            # Scores and weighted values, of half of the pairs.
+            pair=self.attention_layers * self.num_attention_heads * self.head_dim,
+            place=self.hidden_size * self.vocab_size,
+            skips=kernels.choose("attention", query, self.kernels) == "jla",
+        )
 
     def carries(self, name: str) -> bool:
         """Whether ``name`` is a tensor outside the language model that goes unchanged from the base folder into every

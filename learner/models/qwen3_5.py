@@ -17,6 +17,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from learner.layout import Work
 from learner.mesh import DATA, MODEL, constrain
 from learner.models import kernels
 from learner.models.family import ModelConfig
@@ -70,6 +71,16 @@ class Qwen35(ModelConfig):
 
     def parameters(self) -> dict:
         return {**super().parameters(), "norm": scale(f"{self.prefix}norm", self.hidden_size, "zeros")}
+
+    @property
+    def attention_layers(self) -> int:
+        return self.num_hidden_layers // self.full_attention_interval
+
+    def work(self) -> Work:
+        """With the recurrence: a token reads, writes and reads again the state [K, V] of each head."""
+        state = self.linear_num_value_heads * self.linear_key_head_dim * self.linear_value_head_dim
+        work = super().work()
+        return work._replace(token=work.token + 3 * state * (self.num_hidden_layers - self.attention_layers))
 
     def final_norm(self, params: dict, x: jax.Array) -> jax.Array:
         return self.norm(params, x)

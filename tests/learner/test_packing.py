@@ -1,29 +1,9 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tiny import make_streams
 
-from learner.packing import efficiency, first_fit_decreasing, pack
-from protocol.config import ConfigError
-
-
-@given(st.lists(st.integers(1, 50), max_size=40))
-def test_every_trajectory_lies_whole_in_one_row(lengths):
-    rows = first_fit_decreasing(lengths, 50)
-    assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
-    assert all(sum(lengths[i] for i in row) <= 50 for row in rows)
-    # First fit leaves at most one row under half full.
-    assert sum(2 * sum(lengths[i] for i in row) <= 50 for row in rows) <= 1
-
-
-def test_first_fit_decreasing_by_hand():
-    assert first_fit_decreasing([3, 7, 5, 5, 2], 10) == [[1, 0], [2, 3], [4]]
-
-
-def test_a_trajectory_longer_than_a_row_is_refused():
-    with pytest.raises(ConfigError, match="51 tokens does not fit a row of 50.*learner.row_tokens"):
-        first_fit_decreasing([51], 50)
+from learner.layout import Layout
+from learner.packing import Microbatch, build, one_shape, pack
 
 
 def test_each_place_predicts_its_token_within_its_segment():
@@ -41,4 +21,21 @@ def test_each_place_predicts_its_token_within_its_segment():
                 found.append((batch.weights[r, j], batch.behaviour[r, j]))
     wanted = [pair for s in streams for pair in zip(s.weights, s.behaviour, strict=True)]
     assert sorted(found) == sorted(wanted)
-    assert efficiency(batches) == sum(len(s.ids) for s in streams) / (len(batches) * 128)
+    assert sum((batch.segments > 0).sum() for batch in batches) == sum(len(s.ids) for s in streams)
+
+
+def test_a_process_builds_its_rows_from_its_streams_alone():
+    streams = make_streams(4, longest=30)
+    layout = Layout(64, 32, ((0, 2), (), (3,), (1,)))
+    whole = build(layout, streams)
+    part = build(layout, {1: streams[1], 3: streams[3]}, slice(2, 4))
+    for name in Microbatch._fields:
+        np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[2:])
+    assert not whole.segments[1].any() and not whole.valid[1].any()
+
+
+def test_what_is_always_of_one_shape():
+    batch = one_shape(make_streams(3), 64, 4)
+    assert batch.ids.shape == batch.valid.shape == (4, 64)
+    with pytest.raises(ValueError, match="5 streams take"):
+        one_shape(make_streams(5, longest=60), 64, 1)

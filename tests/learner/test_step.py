@@ -49,7 +49,7 @@ def reference(model, tmp_path_factory):
     return gradients(model, tmp_path_factory.mktemp("r"), make_streams(13))
 
 
-@pytest.mark.parametrize(("rows", "row_tokens"), [(1, 64), (2, 200)])
+@pytest.mark.parametrize(("rows", "row_tokens"), [(1, 64), (2, 200), (2, 256)])
 def test_any_microbatch_split_gives_the_same_gradients(model, tmp_path, reference, rows, row_tokens):
     assert_same(reference, gradients(model, tmp_path, make_streams(13), rows, row_tokens))
 
