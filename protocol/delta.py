@@ -23,6 +23,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+SUFFIX = ".delta"
+"""A delta file's name is the weight file's with this behind it."""
 STRETCH = 2**24
 """Bytes of a file that a record covers at most: what encoding takes in memory is a few times that."""
 _LONG = 255

@@ -24,6 +24,9 @@ class Actor(Section):
     max_num_seqs: Positive = 64
     kv_cache_gib: Positive = 1
     extra_args: tuple[str, ...] = ()
+    cache: str = ""
+    """Folder in which an actor builds complete weights where less was pushed (``learner.full_push_every`` above 1),
+    such as /dev/shm; it needs room for one version. Empty: the run's folder, which may be on slower, shared storage."""
     start_timeout: Seconds = 600.0
     health_every: Seconds = 2.0
     health_failures: Positive = 3

@@ -26,8 +26,9 @@ from protocol.config import Config
 from protocol.errors import WaitExpired
 from protocol.records import ActorLoad, ActorStatus, PolicyVersion, Probe
 from rollout_engine.actors.control import UNPROVEN, ControlError, ServerControl, label, provisional
+from rollout_engine.actors.digests import WeightsDamaged
 from rollout_engine.actors.server import ServerFailed, ServerKilled
-from rollout_engine.actors.versions import Versions, WeightsDamaged
+from rollout_engine.actors.versions import Versions
 from rollout_engine.errors import ConfigurationError
 
 NO_VERSION = -1
@@ -66,7 +67,8 @@ class Sidecar:
         self._control = control
         self._server = server
         self._tell = tell
-        self._versions = Versions(config.path)
+        cache = Path(config.actor.cache) / config.run if config.actor.cache else config.path / "actors"
+        self._versions = Versions(config.path, cache / id, tell)
         self._target: PolicyVersion | None = None
         self._up = False
         self._failures = 0

@@ -1,60 +1,115 @@
 """Policy versions as folders of complete weight files, whatever form they were announced in.
 
 Invariant: :meth:`Versions.materialise` returns a folder whose safetensors files are, digest for digest, the complete
-weights of the version, or raises :class:`WeightsDamaged`. What serves meanwhile is untouched.
+weights of the version, or raises :class:`WeightsDamaged`. The learner's folders are only read.
+
+    full    the announced folder itself
+    delta   what is held, patched; or the last full version before it, copied, with every delta since
 
 numpy only: the sidecar imports neither JAX nor torch.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+import numpy as np
+
+from protocol import delta
 from protocol.records import PolicyVersion
-
-
-class WeightsDamaged(Exception):
-    """Weight files are not those that were announced."""
+from protocol.versions import RECORD, folder_name, read_record
+from rollout_engine.actors.cache import Cache
+from rollout_engine.actors.digests import WeightsDamaged, verify_digests, verify_files
 
 
 class Versions:
-    """The versions of a run as one actor sees them. ``run`` is the run's folder, which announced folders are
-    relative to."""
+    """The versions of a run as one actor sees them."""
 
-    def __init__(self, run: Path):
-        self._run = run
+    def __init__(self, run: Path, cache: Path, tell: Callable[[str], None]):
+        """``run``: the run's folder, which announced folders are relative to; ``cache``: the actor's own."""
+        self._run, self._cache, self._tell = run, Cache(cache), tell
 
     def materialise(self, version: PolicyVersion) -> Path:
-        """A folder with the complete files of ``version``. Reads whole models: call it in a thread.
+        """A folder with the complete files of ``version``. Reads whole models: call it in a thread, and use what the
+        last call returned no more.
 
         Raises :class:`WeightsDamaged`.
         """
-        folder = self._announced(version)
         match version.form:
             case "full":
+                folder = self._announced(version)
                 verify_digests(folder, version.sha256)
+                self._cache.clear()
                 return folder
+            case "delta":
+                return self._patched(msgspec.structs.replace(version, folder=str(self._announced(version))))
             case form:
-                raise WeightsDamaged(f"{folder} is announced in the form {form!r}, which this actor can't build from")
+                raise WeightsDamaged(f"{version.folder} is announced in the form {form!r}, which nothing is built from")
+
+    def _patched(self, version: PolicyVersion) -> Path:
+        held = self._cache.held()
+        if held is not None:
+            try:
+                return self._from_held(version, held)
+            except WeightsDamaged as error:
+                self._tell(f"{error}\nbuilding version {version.version} from the last full one")
+                self._cache.clear()
+        first, *links = self._chain(version, None)
+        source = Path(first.folder)
+        verify_digests(source, first.sha256)
+        _verify(links)
+
+        def write(folder: Path) -> None:
+            shutil.copytree(source, folder, ignore=shutil.ignore_patterns(RECORD), dirs_exist_ok=True)
+            _patch(folder, links)
+
+        return self._cache.build(version.version, version.whole, write)
+
+    def _from_held(self, version: PolicyVersion, held: int) -> Path:
+        if held == version.version:
+            verify_digests(self._cache.path(held), version.whole)
+            return self._cache.path(held)
+        links = self._chain(version, held)
+        _verify(links)
+        return self._cache.build(version.version, version.whole, lambda folder: _patch(folder, links), onto=held)
+
+    def _chain(self, version: PolicyVersion, held: int | None) -> list[PolicyVersion]:
+        """What makes ``version``, oldest first: deltas from the ``held`` version on, or a full version and all since.
+
+        Raises :class:`WeightsDamaged` for a link that is missing.
+        """
+        links = [version]
+        while links[0].form != "full" and links[0].onto != held:
+            above = links[0]
+            folder = Path(version.folder).parent / folder_name(above.onto)
+            below = read_record(folder)
+            if below is None or below.version != above.onto or below.form == "adapter":
+                raise WeightsDamaged(
+                    f"version {version.version} can't be built: {folder}, which version {above.version} goes onto, "
+                    f"{'is not there' if below is None else 'is something else'}"
+                )
+            links.insert(0, below)
+        if held is not None and links[0].onto != held:
+            raise WeightsDamaged(f"version {held}, which is held, is not in the chain of version {version.version}")
+        return links
 
     def _announced(self, version: PolicyVersion) -> Path:
         return (self._run / version.folder).resolve()
 
 
-def verify_digests(folder: Path, sha256: Mapping[str, str]) -> None:
-    """Raise :class:`WeightsDamaged` unless the folder's safetensors files are exactly those announced."""
-    present = {file.name for file in folder.glob("*.safetensors")}
-    for name in sorted(present ^ sha256.keys()):
-        raise WeightsDamaged(f"{folder / name} was announced but is not there" if name in sha256 else
-                             f"{folder / name} is there but was not announced")  # fmt: skip
-    for name, expected in sha256.items():
-        try:
-            with (folder / name).open("rb") as file:
-                actual = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            # Removed meanwhile, for newer ones are there, or a disk that can't be read just now.
-            raise WeightsDamaged(f"{folder / name} can't be read: {error.strerror}") from error
-        if actual != expected:
-            raise WeightsDamaged(f"{folder / name} has sha256 {actual}, announced was {expected}")
+def _verify(links: Sequence[PolicyVersion]) -> None:
+    """Before anything is patched: a damaged delta leaves what is held as it is."""
+    for link in links:
+        verify_files(Path(link.folder), link.sha256)
+
+
+def _patch(folder: Path, links: Sequence[PolicyVersion]) -> None:
+    """Apply deltas, oldest first, to the complete files in ``folder``."""
+    for link in links:
+        for name in link.sha256:
+            file = np.memmap(folder / name.removesuffix(delta.SUFFIX), np.uint8, mode="r+")
+            for change in delta.read(Path(link.folder) / name):
+                delta.apply(change, file)
