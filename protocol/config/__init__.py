@@ -8,7 +8,7 @@ with the nearest known name.
 from protocol.config.actor import Actor, Model
 from protocol.config.checks import is_http
 from protocol.config.curation import Curation, TaskSampling
-from protocol.config.learner import Learner, Loss, Optimizer, WarmStart
+from protocol.config.learner import Learner, LoRA, Loss, Optimizer, WarmStart
 from protocol.config.loading import STALE_TRUNCATION, dump, load, resolve
 from protocol.config.log import Nats
 from protocol.config.rollout import Limits, Outage, Retries, Retry, Rollout, SamplingConfig
@@ -28,6 +28,7 @@ __all__ = [
     "Judge",
     "Learner",
     "Limits",
+    "LoRA",
     "Loss",
     "Model",
     "Nats",

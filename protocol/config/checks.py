@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from protocol.config.learner import LORA_TARGETS
 from protocol.config.rollout import Retry
 from protocol.config.run import Config
 from protocol.config.section import ConfigError
@@ -37,6 +38,12 @@ def check(config: Config, source: str) -> None:
             f"{source}: rollout.outage.probe ({config.rollout.outage.probe:g}), .max_probe "
             f"({config.rollout.outage.max_probe:g}) and .longest ({config.rollout.outage.longest:g}) must be in this "
             "order, so that an outage is probed before it has lasted too long"
+        )
+    lora = config.learner.lora
+    if lora and isinstance(lora.targets, str) and lora.targets not in LORA_TARGETS:
+        raise ConfigError(
+            f"{source}: learner.lora.targets: {lora.targets!r} is no set of layers; known: {', '.join(LORA_TARGETS)}, "
+            "or a list of names, such as [q_proj, v_proj]"
         )
     longest = config.rollout.limits.episode_tokens
     if config.learner.row_tokens < longest:

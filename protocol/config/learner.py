@@ -31,6 +31,31 @@ class Loss(Section):
     ``rollout.max_staleness`` above 0, where stale tokens must be weighed, 2."""
 
 
+ATTENTION_MLP = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+LORA_TARGETS = {"attention_mlp": ATTENTION_MLP, "gdn_hybrid": (*ATTENTION_MLP, *DELTA_NET)}
+
+
+class LoRA(Section):
+    """Train low-rank adapters of the base's linear layers, x W + (alpha / rank) (x A) B, and nothing else."""
+
+    rank: Positive = 16
+    alpha: Annotated[float, Meta(gt=0)] = 32.0
+    targets: str | Annotated[tuple[str, ...], Meta(min_length=1)] = "attention_mlp"
+    """Linear layers that get an adapter. ``attention_mlp``: those of attention and MLP; ``gdn_hybrid``: those of the
+    gated delta net, too; or a list of names, such as [q_proj, v_proj]."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Names of the targets, each once."""
+        names = LORA_TARGETS[self.targets] if isinstance(self.targets, str) else self.targets
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
 class Learner(Section):
     mesh: str = "1x1"
     """data x model."""
@@ -59,6 +84,8 @@ class Learner(Section):
     proof_tolerance: Annotated[float, Meta(gt=0)] = 0.05
     optimizer: Optimizer = Optimizer()
     loss: Loss = Loss()
+    lora: LoRA | None = None
+    """Without it, all parameters are trained."""
 
 
 class WarmStart(Section):

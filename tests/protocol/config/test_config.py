@@ -54,6 +54,12 @@ def test_overrides_are_yaml_and_numbers_in_scientific_notation_are_numbers(tmp_p
         ("run: r\njudge: {form: json}", "judge.form"),
         ("run: r\njudge: {price: {prompts: 1}}", "unknown key 'judge.price.prompts'; did you mean 'prompt'?"),
         ("run: r\nlearner: {row_tokens: 64}", "row_tokens (64) is below rollout.limits.episode_tokens (900)"),
+        (
+            "run: r\nlearner: {lora: {targets: q_proj}}",
+            "'q_proj' is no set of layers; known: attention_mlp, gdn_hybrid",
+        ),
+        ("run: r\nlearner: {lora: {targets: []}}", "length >= 1 - at `learner.lora.targets`"),
+        ("run: r\nlearner: {lora: {rnk: 8}}", "unknown key 'learner.lora.rnk'; did you mean 'rank'?"),
         ("- a", "is a mapping, not list"),
         ("run: [", "is not YAML"),
         ("{}", "missing required field `run`"),
