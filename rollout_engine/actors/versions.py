@@ -5,6 +5,7 @@ weights of the version, or raises :class:`WeightsDamaged`. The learner's folders
 
     full    the announced folder itself
     delta   what is held, patched; or the last full version before it, copied, with every delta since
+    adapter the full version that it goes onto, with its low-rank terms merged
 
 numpy only: the sidecar imports neither JAX nor torch.
 """
@@ -21,6 +22,7 @@ import numpy as np
 from protocol import delta
 from protocol.records import PolicyVersion
 from protocol.versions import RECORD, folder_name, read_record
+from rollout_engine.actors.adapter import merge_files
 from rollout_engine.actors.cache import Cache
 from rollout_engine.actors.digests import WeightsDamaged, verify_digests, verify_files
 
@@ -46,8 +48,28 @@ class Versions:
                 return folder
             case "delta":
                 return self._patched(msgspec.structs.replace(version, folder=str(self._announced(version))))
-            case form:
-                raise WeightsDamaged(f"{version.folder} is announced in the form {form!r}, which nothing is built from")
+            case "adapter":
+                return self._with_adapter(version)
+
+    def _with_adapter(self, version: PolicyVersion) -> Path:
+        if self._cache.held() == version.version:
+            try:
+                verify_digests(self._cache.path(version.version), version.whole)
+                return self._cache.path(version.version)
+            except WeightsDamaged as error:
+                self._tell(f"{error}\nmerging version {version.version} again")
+        folder = self._announced(version)
+        base = folder.parent / folder_name(version.onto)
+        verify_files(folder, version.sha256)
+
+        def write(out: Path) -> None:
+            if not base.is_dir():
+                raise WeightsDamaged(f"{base}, which the adapter of version {version.version} goes onto, is not there")
+            # The base isn't compared with its digests: what is made of it is.
+            shutil.copytree(base, out, ignore=shutil.ignore_patterns(RECORD, "*.safetensors"), dirs_exist_ok=True)
+            merge_files(base, folder, out)
+
+        return self._cache.build(version.version, version.whole, write)
 
     def _patched(self, version: PolicyVersion) -> Path:
         held = self._cache.held()

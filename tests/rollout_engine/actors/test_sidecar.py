@@ -323,14 +323,14 @@ def test_a_server_is_not_started_on_damaged_files_but_on_the_base_model(tmp_path
     assert scene.server.weights == "dddd"
 
 
-def test_a_version_in_an_unknown_form_is_named_and_the_one_before_stays(tmp_path: Path) -> None:
+def test_a_version_that_cannot_be_built_is_named_and_the_one_before_stays(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
 
     async def script() -> None:
         await scene.bus.announce(scene.version(0, "a"))
         await scene.bus.until(serves(0))
         await scene.bus.announce(msgspec.structs.replace(scene.version(1, "bb"), form="adapter", onto=0))
-        refused = await scene.bus.until(lambda status: "form 'adapter'" in status.note)
+        refused = await scene.bus.until(lambda status: "goes onto, is not there" in status.note)
         assert serves(0)(refused)
 
     play(scene, script)
