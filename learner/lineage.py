@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from learner import layout
-from protocol.config import Config, ConfigError, resolve
+from protocol.config import Config, ConfigError, LoRA, resolve
 from protocol.records import Origin
 
 
@@ -99,16 +99,21 @@ def learning_fingerprint(config: Config) -> str:
         "packing": (layout.VERSION, learner.row_tokens, learner.rows_per_microbatch),
         "steps": None if learner.optimizer.schedule == "constant" else learner.steps,
     }
+    if learner.lora is not None:
+        # The base is frozen as it is pushed.
+        adapters = (learner.lora.rank, learner.lora.alpha, sorted(learner.lora.modules))
+        facts |= {"lora": adapters, "seed": config.seed, "base": learner.weights_dtype}
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:16]
 
 
 def _under(config: Config, tree: dict) -> Config:
     """A parent's configuration, for a learner that runs where ``config`` says."""
     past = resolve(tree, "the parent's configuration, on the log")
-    if (past.model.folder, past.learner.param_dtype) != (config.model.folder, config.learner.param_dtype):
+    if _trains(past) != _trains(config):
         raise ConfigError(
-            f"run {config.run} is a fork, and goes on with its parent's model: keep model.folder ({past.model.folder}) "
-            f"and learner.param_dtype ({past.learner.param_dtype})"
+            f"run {config.run} is a fork, and goes on with its parent's model: keep model.folder "
+            f"({past.model.folder}), learner.param_dtype ({past.learner.param_dtype}) and learner.lora "
+            f"({_said(past.learner.lora)})"
         )
     here = config.learner
     learner = msgspec.structs.replace(
@@ -122,6 +127,15 @@ def _under(config: Config, tree: dict) -> Config:
         optimizer=msgspec.structs.replace(past.learner.optimizer, memory=here.optimizer.memory),
     )
     return msgspec.structs.replace(past, run=config.run, folder=config.folder, nats=config.nats, learner=learner)
+
+
+def _trains(config: Config) -> tuple:
+    """What it is that a state is of."""
+    return config.model.folder, config.learner.param_dtype, config.learner.lora
+
+
+def _said(lora: LoRA | None) -> str:
+    return "null" if lora is None else msgspec.json.encode(lora).decode()
 
 
 def _merged(ends: list[tuple[int | None, Config]]) -> tuple[Stretch, ...]:

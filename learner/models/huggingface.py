@@ -8,6 +8,7 @@ devices at a time.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ __all__ = [
     "load_params",
     "open_tensors",
     "param_shapes",
+    "params_digest",
     "read_config",
 ]
 
@@ -96,6 +98,15 @@ def load_params(config: ModelConfig, folder: str | Path, shardings=None) -> dict
     return jax.tree.map(load, tree, shardings)
 
 
+def params_digest(params: dict) -> str:
+    """16 hex digits that name the values of a parameter tree, on any mesh and in any number of processes."""
+    facts = [
+        (jax.tree_util.keystr(path), leaf.shape, leaf.dtype.name, int(_place_digest(leaf)))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    ]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
 def carried_tensors(config: ModelConfig, folder: str | Path) -> dict[str, np.ndarray]:
     """The tensors of a base folder that are not the language model's and go with every export, memory-mapped."""
     return {name: tensor for name, tensor in open_tensors(folder).items() if config.carries(name)}
@@ -144,6 +155,16 @@ def _bits(dtype) -> type:
 def _digest(x: jax.Array) -> jax.Array:
     """The sum of the bit patterns modulo 2^32: of a shard that lost or changed a value it is another."""
     return jnp.sum(jax.lax.bitcast_convert_type(x, _bits(x.dtype)).astype(jnp.uint32), dtype=jnp.uint32)
+
+
+@jax.jit
+def _place_digest(x: jax.Array) -> jax.Array:
+    """Likewise, each value weighted by its place: values that changed places count, too."""
+    place = jnp.zeros(x.shape, jnp.uint32)
+    for axis, size in enumerate(x.shape):
+        place = place * size + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    bits = jax.lax.bitcast_convert_type(x, _bits(x.dtype)).astype(jnp.uint32)
+    return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
 
 
 def _host_digest(x: np.ndarray) -> int:

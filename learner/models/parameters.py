@@ -65,6 +65,11 @@ def shapes(tree: dict, dtype: str) -> dict:
     return jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.stacked_shape, jnp.dtype(dtype)), tree)
 
 
+def joined(tree: dict, more: dict) -> dict:
+    """``tree`` with what ``more`` has at the same places and below."""
+    return tree | {k: joined(tree[k], x) if isinstance(tree.get(k), dict) else x for k, x in more.items()}
+
+
 def initialise(tree: dict, dtype: str, key: jax.Array) -> dict:
     """Fresh parameters; each has a key of its own, by its place in the tree."""
     leaves, structure = jax.tree.flatten(tree)
