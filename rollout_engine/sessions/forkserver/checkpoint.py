@@ -16,7 +16,7 @@ import selectors
 import sys
 import traceback
 
-from . import certificates, control, preloading, probe, serve, transport
+from . import certificates, control, memory, preloading, probe, serve, transport
 
 
 class OtherStart(BaseException):
@@ -60,6 +60,7 @@ class Checkpoint:
         certificates.keep()
         gc.collect()
         gc.freeze()
+        memory.consolidate()
         shared = probe.shared({0, 1, 2, self._sock.fileno()})
         report = {"ready": not shared, "start": name, "python": platform.python_version(), "reason": shared}
         control.send(self._sock, report)
