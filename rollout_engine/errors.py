@@ -61,3 +61,7 @@ class RunStopped(Exception):
 
 class ConfigurationError(Exception):
     """Input that can't be used. The message names the fault and what to do about it."""
+
+
+class NoSolution(ConfigurationError):
+    """A task that tells no solution of its own was to be played by the oracle."""

@@ -28,7 +28,7 @@ from rollout_engine.environments.rules import check_disjoint, check_split, check
 from rollout_engine.environments.task import Say, Split, Task, Turn, to_data
 from rollout_engine.errors import ConfigurationError
 from rollout_engine.evaluation.tasks import evaluated_tasks
-from rollout_engine.evaluation.verification import Finding
+from rollout_engine.evaluation.verification import Finding, solved
 from rollout_engine.evaluation.verification import verify as verify_tasks
 from rollout_engine.grading.diff import compare, explain
 
@@ -76,10 +76,19 @@ def verify(
     concurrency: Annotated[int | None, Parameter(help="Episodes at once; evaluation.concurrency by default.")] = None,
     set: SetOption = (),
 ) -> None:
-    """Play each task of a run through the whole engine twice: its own solution must pass, doing nothing must not."""
+    """Play each task of a run through the whole engine twice: its own solution must pass, doing nothing must not.
+
+    Tasks that tell no solution of their own are named and left out. The exit status is 0 where all others are sound,
+    and 2 where there are no others.
+    """
     with exit_on_known_fault("tasks"):
         resolved = configuration.load(config, set)
-        chosen = evaluated_tasks(resolved, tasks)
+        chosen, silent = solved(evaluated_tasks(resolved, tasks))
+        for task in silent:
+            told = f"{task.id}: not verified: it tells no solution of its own"
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
+        if not chosen:
+            raise ConfigurationError(f"none of {len(silent)} tasks tells a solution of its own: nothing to verify")
         with Progress(console=console) as progress:
             bar = progress.add_task("episodes", total=2 * len(chosen))
             findings = trio.run(
@@ -95,7 +104,8 @@ def verify(
             console.print(fault, markup=False, highlight=False, soft_wrap=True)
         if faults:
             raise ConfigurationError(f"{len(faults)} of {len(chosen)} tasks don't tell right from wrong")
-        console.print(f"{len(chosen)} tasks are sound")
+        left_out = f"; {len(silent)} not verified, for want of a solution" if silent else ""
+        console.print(f"{len(chosen)} tasks are sound{left_out}", soft_wrap=True)
 
 
 @app.command(name="list")

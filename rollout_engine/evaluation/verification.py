@@ -25,7 +25,7 @@ from rollout_engine.environments.environment import AnyTask
 from rollout_engine.environments.registry import generate
 from rollout_engine.environments.task import Say
 from rollout_engine.environments.thinkingbox.task import DONE
-from rollout_engine.errors import EpisodeSystemError
+from rollout_engine.errors import EpisodeSystemError, NoSolution
 from rollout_engine.warmstart.main import make_folder
 
 NOTHING = (Say(f"I have done nothing. {DONE}"),)
@@ -55,9 +55,25 @@ class Finding:
         return ""
 
 
+def solved(tasks: Sequence[AnyTask]) -> tuple[list[AnyTask], list[AnyTask]]:
+    """The tasks that tell their own solution, and those that don't: of these there is nothing to verify.
+
+    Raises :class:`ConfigurationError` for a solution that can't be read.
+    """
+    telling, silent = [], []
+    for task in tasks:
+        try:
+            oracle_scripts([task])
+        except NoSolution:
+            silent.append(task)
+        else:
+            telling.append(task)
+    return telling, silent
+
+
 async def verify(config: Config, tasks: Sequence[AnyTask], concurrency: int, tell: Callable[[], None]) -> list[Finding]:
-    """A finding for each task, in their order. Where tests ask a judge, it says yes. ``tell`` is called after each
-    episode. Raises :class:`ConfigurationError`."""
+    """A finding for each task, in their order; each tells its solution. Where tests ask a judge, it says yes.
+    ``tell`` is called after each episode. Raises :class:`ConfigurationError`."""
     scripts = oracle_scripts(tasks)
     config = msgspec.structs.replace(config, judge=msgspec.structs.replace(config.judge, kind="agreeable"))
     async with some_model(config) as config:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from protocol.records import ToolCall
 from rollout_engine.environments.task import Say, Split, Turn
 from rollout_engine.environments.thinkingbox.dataset import Case, DatasetError
-from rollout_engine.errors import ConfigurationError
+from rollout_engine.errors import ConfigurationError, NoSolution
 
 PREFIX = "thinkingbox/"
 
@@ -41,13 +41,13 @@ class ThinkingBoxTask:
 
     @property
     def script(self) -> tuple[Turn, ...]:
-        """The case's own solution, where its world embeds one, and a last message."""
+        """The case's own solution and a last message. Raises NoSolution where its world embeds none."""
         try:
             calls = self.case.golden
         except DatasetError as error:
             raise ConfigurationError(str(error)) from error
         if not calls:
-            raise ConfigurationError(f"task {self.id} embeds no golden calls, so the oracle can't play it")
+            raise NoSolution(f"task {self.id} embeds no golden calls, so the oracle can't play it")
         return (*(ToolCall(call.tool, call.arguments) for call in calls), Say(f"All of it is done. {DONE}"))
 
     def __hash__(self) -> int:

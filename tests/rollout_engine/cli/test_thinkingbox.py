@@ -22,8 +22,9 @@ SOUND = ["hotel.py:test_cancel", "hotel.py:test_extend_new", "hotel_more/hotel_m
 
 
 @pytest.fixture
-def run(tmp_path, tiny_config):
+def run(tmp_path, tiny_config, monkeypatch):
     """Run a verb with settings of ``tasks.thinkingbox``; its exit code."""
+    monkeypatch.delenv("ENDSTATE_THINKINGBOX_PYTHON", raising=False)  # these servers are for our own interpreter
     path = tmp_path / "run.yaml"
     servers = {"hotel": {"type": "mcp-process", "command": ["{python}", str(DATA / "servers" / "hotel.py")]}}
     (tmp_path / "servers.yaml").write_text(yaml.safe_dump({"use_internal_servers": False, "servers": servers}))
@@ -80,5 +81,12 @@ def test_probed_selected_and_loaded_as_a_pool(run):
 def test_verified_through_the_whole_engine(run, capsys):
     assert run(tasks, "verify", heldout=SOUND) == 0
     assert "3 tasks are sound" in capsys.readouterr().out
+
+
+def test_verified_but_for_tasks_that_tell_no_solution(run, capsys):
+    assert run(tasks, "verify", heldout=["hotel.py:test_today", *SOUND[:2]]) == 0
+    out = capsys.readouterr().out
+    assert "thinkingbox/hotel.py:test_today: not verified: it tells no solution of its own\n" in out
+    assert "2 tasks are sound; 1 not verified, for want of a solution\n" in out
     assert run(tasks, "verify", heldout=["hotel.py:test_today"]) == 2
-    assert "embeds no golden calls" in capsys.readouterr().err
+    assert "none of 1 tasks tells a solution" in capsys.readouterr().err
