@@ -335,9 +335,19 @@ class AsyncioBus:
         await self.connection.retry(f"heartbeat of actor {status.id}", attempt, self.config.publish_timeout)
 
     async def actors(self) -> list[ActorStatus]:
-        """The last heartbeat of every actor that ever registered, by id; look at ``time`` for its age."""
+        """The last heartbeat of every actor that ever registered, by id.
+
+        ``time`` is when the server received it, by this host's clock, so that it can be compared with ours: what the
+        actor's own clock shows counts for nothing.
+        """
         stored = await self._heartbeats.all(f"$KV.{subjects.actors_bucket(self.run)}.>", newest=True)
-        return sorted((self._decode(m, ActorStatus) for m in stored if m.data), key=lambda status: status.id)
+        ahead = self._heartbeats.skew.ahead
+        heard = [
+            msgspec.structs.replace(self._decode(m, ActorStatus), time=m.time.timestamp() + ahead)
+            for m in stored
+            if m.data
+        ]
+        return sorted(heard, key=lambda status: status.id)
 
     async def emit(self, kind: str, data: dict[str, Any]) -> None:
         """Tell whoever listens now. Not kept, not retried: progress never holds up work."""

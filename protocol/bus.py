@@ -150,7 +150,8 @@ class Bus:
         await self._call(self._core.put_actor, status)
 
     async def actors(self) -> list[ActorStatus]:
-        """The last heartbeat of every actor that ever registered, by id; look at ``time`` for its age."""
+        """The last heartbeat of every actor that ever registered, by id. ``time``: when the server received it, by this
+        host's clock, whatever the actor's own shows."""
         return await self._call(self._core.actors)
 
     async def emit(self, kind: str, data: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from protocol.connection import Connection
 from protocol.errors import PayloadLimit
+from protocol.skew import Skew
 
 T = TypeVar("T")
 
@@ -49,6 +51,8 @@ class Stream:
 
     def __init__(self, connection: Connection, name: str):
         self.name = name
+        self.skew = Skew()
+        """Between this host's clock and the server's, as of the last reads."""
         self._connection = connection
 
     def fits(self, data: bytes, headers: dict[str, str]) -> bool:
@@ -129,7 +133,9 @@ class Stream:
                 mem_storage=True,
                 inactive_threshold=60.0,
             )
+            asked = time.time()
             info = await self._connection.js.add_consumer(self.name, config)
+            self.skew.observe(asked, time.time(), info.created.timestamp())
             pending = info.num_pending or 0
             out: list[Stored] = []
             if pending:

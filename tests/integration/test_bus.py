@@ -237,6 +237,8 @@ def test_actors_register_and_beat(go, nats_config, run):
                 await bus.put_actor(ActorStatus("b", "http://b", "tiny", beat, True, time=float(beat)))
             await bus.put_actor(ActorStatus("a", "http://a", "tiny", 0, False))
             assert [(actor.id, actor.version) for actor in await bus.actors()] == [("a", 0), ("b", 2)]
+            # An actor's own clock counts for nothing: both have just been heard of.
+            assert [actor.time for actor in await bus.actors()] == pytest.approx([time.time()] * 2, abs=5)
             with pytest.raises(ValueError, match="actor id 'a b' can't be a key"):
                 await bus.put_actor(ActorStatus("a b", "http://a", "tiny", 0, False))
 
