@@ -1,7 +1,8 @@
 """When system errors are an outage: launches pause, one episode at a time probes, and success brings all back.
 
 Invariant: an outage of one kind opens when enough of the last samples ended their first attempt in an error of that
-kind, over several tasks: a task whose grader is broken fails again and again, and is no outage. While it is open no
+kind, over several tasks (where there are several): a task whose grader is broken fails again and again, and is no
+outage. While it is open no
 error of that kind spends a sample's retries. Only an episode that was admitted since the last failed probe is evidence
 that the service is back: what was running when it broke may never have needed it. After the first success twice as
 many episodes are admitted for each further one, so that a service that has just recovered isn't run over; as many
@@ -19,7 +20,11 @@ from dataclasses import dataclass, field
 from protocol.config import Outage
 
 TASKS = 3
-"""Tasks that errors must be spread over, at least, to be an outage."""
+"""Tasks that errors must be spread over, at least, to be an outage; all of them, where there are fewer."""
+
+REMEMBERED = 10
+"""Times ``among`` ends in which those tasks are looked for: the samples of one task run side by side and end together,
+and there may be more of them than ``among``."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,12 @@ class _Open:
 
 
 class Circuits:
-    """The outages of one run, by kind of system error."""
+    """The outages of one run, by kind of system error. ``tasks``: how many there are to run."""
 
-    def __init__(self, settings: Outage):
+    def __init__(self, settings: Outage, tasks: int = TASKS):
         self._settings = settings
-        self._ends: deque[tuple[str, str]] = deque(maxlen=settings.among)
+        self._tasks = min(TASKS, tasks)
+        self._ends: deque[tuple[str, str]] = deque(maxlen=REMEMBERED * settings.among)
         """(kind of error or empty, task) of the last samples that ended their first attempt."""
         self._open: dict[str, _Open] = {}
         self._admissions = 0
@@ -181,19 +187,20 @@ class Circuits:
 
     def _count(self, kind: str, task: str, now: float, retry_after: float | None, message: str) -> bool:
         self._ends.append((kind, task))
-        tasks = [t for k, t in self._ends if k == kind]
-        if len(tasks) < self._settings.errors or len(set(tasks)) < TASKS:
+        recent = list(self._ends)[-self._settings.among :]
+        errors = sum(k == kind for k, _ in recent)
+        if errors < self._settings.errors or len({t for k, t in self._ends if k == kind}) < self._tasks:
             return False
         probe = self._settings.probe
         self._open[kind] = _Open(
             opened=now,
-            errors=len(tasks),
+            errors=errors,
             interval=probe,
             probe_at=now + max(probe, retry_after or 0.0),
             since=now,
             message=message,
         )
-        self._ends = deque((end for end in self._ends if end[0] != kind), maxlen=self._settings.among)
+        self._ends = deque((end for end in self._ends if end[0] != kind), maxlen=self._ends.maxlen)
         return True
 
     def _end(self, outage: _Open) -> float:

@@ -1,7 +1,7 @@
 """The time bound of one step, which stands still while nothing can go on.
 
 Invariant: time in which an outage held launches up, or in which the log could not be written, counts for nothing,
-however often it came and went.
+however often it came and went, and where both did at once, not twice.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from contextlib import asynccontextmanager
 
 import trio
 
-_SOONEST = 1.0
-"""Seconds to the next look at a clock that may stand still: it passes its bound by at most this."""
+_LOOK = 1.0
+"""Seconds between looks at what holds a step up: what happens within one counts as having happened at once."""
+_SOONEST = 1e-3
+"""Seconds to the next one, at least."""
 
 
 class StepClock:
-    """``async with StepClock(seconds, held_up).running() as clock:`` cancels its body after ``seconds``.
+    """``async with StepClock(seconds, *held_up).running() as clock:`` cancels its body after ``seconds``.
 
-    ``held_up``  seconds so far, of any origin, that don't count; it only ever grows.
+    ``held_up``  of each cause, seconds so far, of any origin, that don't count; they only ever grow.
     """
 
-    def __init__(self, seconds: float, held_up: Callable[[], float]):
+    def __init__(self, seconds: float, *held_up: Callable[[], float]):
         self._bound = seconds
         self._held_up = held_up
         self._scope = trio.CancelScope()
         self._started = trio.current_time()
-        self._before = held_up()
+        self._told = self._look()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[StepClock]:
@@ -47,8 +49,12 @@ class StepClock:
         return trio.current_time() - self._started
 
     async def _watch(self) -> None:
-        # No look in between is needed: what is held up meanwhile only puts the end off.
-        await trio.sleep(self._bound)
-        while (left := self._bound + self._held_up() - self._before - self.seconds) > 0:
-            await trio.sleep(max(left, _SOONEST))
+        held = 0.0
+        while (left := self._bound + held - self.seconds) > 0:
+            await trio.sleep(min(max(left, _SOONEST), _LOOK))
+            before, self._told = self._told, self._look()
+            held += max(now - then for then, now in zip(before, self._told, strict=True))
         self._scope.cancel()
+
+    def _look(self) -> list[float]:
+        return [told() for told in self._held_up]

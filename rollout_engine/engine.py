@@ -68,7 +68,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._limiter = self.limiter or trio.CapacityLimiter(self.config.rollout.concurrency)
-        self._gate = Gate(self.config.rollout.outage, self._outage)
+        self._gate = Gate(self.config.rollout.outage, self._outage, len(self.pool))
         self._manifests: dict[int, Batch] = {}
 
     async def run(self) -> None:
@@ -110,7 +110,10 @@ class Engine:
             settled_send.send_nowait(result)
 
         self._gate.circuits.ask_again(trio.current_time())
-        async with StepClock(rollout.batch, self._held_up).running() as clock:
+        async with (
+            _failures_kept(journal),
+            StepClock(rollout.batch, self._held_by_outage, self.bus.held_up).running() as clock,
+        ):
             async with trio.open_nursery() as nursery:
                 wave = state.pending
                 while not state.done:
@@ -218,12 +221,24 @@ class Engine:
             failed=self.progress.failed,
         )
 
-    def _held_up(self) -> float:
-        return self._gate.circuits.paused_seconds(trio.current_time()) + self.bus.held_up()
+    def _held_by_outage(self) -> float:
+        return self._gate.circuits.paused_seconds(trio.current_time())
 
     async def _outage(self, outages: list[OutageStatus]) -> None:
         self.progress.outage(outages)
         await self.bus.emit("outage", {"open": [asdict(outage) for outage in outages]})
+
+
+@asynccontextmanager
+async def _failures_kept(journal: Journal) -> AsyncIterator[None]:
+    """The log says how the last attempts failed, also where the step stops in the block: no other one follows with
+    which they would be written."""
+    try:
+        yield
+    except BaseExceptionGroup as stop:
+        if stop.subgroup(RunStopped):
+            await journal.flush()
+        raise
 
 
 def _slim(trajectory: Trajectory) -> Trajectory:

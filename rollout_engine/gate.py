@@ -34,14 +34,15 @@ class Admission:
 
 
 class Gate:
-    """Admits episodes. ``changed`` is told the open outages whenever one opens, pauses, recovers or closes."""
+    """Admits episodes of ``tasks`` tasks. ``changed`` is told the open outages whenever one opens, pauses, recovers or
+    closes."""
 
-    def __init__(self, settings: Outage, changed: Callable[[list[OutageStatus]], Awaitable[None]]):
+    def __init__(self, settings: Outage, changed: Callable[[list[OutageStatus]], Awaitable[None]], tasks: int):
         self._settings = settings
         self._changed = changed
         self._told: list[tuple[str, bool, bool]] = []
         self._ended = trio.Event()
-        self.circuits = Circuits(settings)
+        self.circuits = Circuits(settings, tasks)
 
     @asynccontextmanager
     async def admit(self, task: str, first: bool) -> AsyncIterator[Admission]:
@@ -78,12 +79,12 @@ class Gate:
         return number
 
     def _stopped(self, kind: str) -> RunStopped:
-        last = next(outage.message for outage in self.circuits.status(trio.current_time()) if outage.kind == kind)
+        late = next(outage for outage in self.circuits.status(trio.current_time()) if outage.kind == kind)
         advice = _ADVICE.get(kind, "look at what the error says")
         return RunStopped(
-            f"system errors of kind {kind!r} for {self._settings.longest:g} s (rollout.outage.longest) without one "
-            f"success, the last: {last or 'it says nothing'}. Please {advice}, then run the same command again. Every "
-            "complete sample is on the log, and nothing was scored as a failure"
+            f"{late.errors} system errors of kind {kind!r} for {self._settings.longest:g} s (rollout.outage.longest) "
+            f"without one success; the last: {late.message or 'it says nothing'}. Please {advice}, then run the same "
+            "command again. Whatever was complete is kept, and nothing was scored as a failure"
         )
 
     async def _tell(self) -> None:

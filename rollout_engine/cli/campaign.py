@@ -15,7 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from protocol.config import Config
 from rollout_engine.actors.scripted import Script, oracle_scripts
+from rollout_engine.circuit import OutageStatus
 from rollout_engine.cli.options import Player, split_urls
+from rollout_engine.cli.outages import OutageLines
 from rollout_engine.engine import open_runner
 from rollout_engine.environments.environment import AnyTask
 from rollout_engine.errors import ConfigurationError
@@ -23,6 +25,7 @@ from rollout_engine.evaluation.attempts import AttemptFile, AttemptRow, PolicySt
 from rollout_engine.evaluation.files import transcripts_file
 from rollout_engine.evaluation.repeats import missing_keys, run_attempts
 from rollout_engine.evaluation.transcripts import open_transcripts, write_transcript
+from rollout_engine.gate import Gate
 
 _LINES = 20
 """A campaign's lines of progress where no bar can be drawn."""
@@ -77,10 +80,19 @@ async def run_campaign(
                 def record(row: AttemptRow) -> None:
                     file.append(row)
                     tally.add(row)
-                    progress.update(bar, advance=1, note=str(tally))
+                    progress.update(bar, advance=1, note=f"{tally}  {outages}")
                     ran = int(progress.tasks[bar].completed)
                     if not console.is_terminal and ran % max(1, total // _LINES) == 0:
                         console.print(f"{scope}: {ran}/{total}  {tally}", highlight=False, soft_wrap=True)
+
+                def say(line: str) -> None:
+                    console.print(f"{scope}: {line}", highlight=False, soft_wrap=True)
+
+                outages = OutageLines(say, steady=not console.is_terminal)
+
+                async def changed(statuses: list[OutageStatus]) -> None:
+                    outages.tell(statuses)
+                    progress.update(bar, note=f"{tally}  {outages}")
 
                 await run_attempts(
                     tasks,
@@ -90,6 +102,7 @@ async def run_campaign(
                     file.done,
                     config.rollout.retries,
                     record,
+                    gate=Gate(config.rollout.outage, changed, len(tasks)),
                     policy=policy,
                     on_trajectory=lambda trajectory, key: write_transcript(transcripts, key, trajectory),
                 )

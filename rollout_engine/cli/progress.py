@@ -1,14 +1,14 @@
 """The engine's terminal: one bar for the run, one for the step in progress, a line for what is worth keeping.
 
-Beside the step's bar stands what is going on: the pass rate, what the batch still waits for, retries, and an outage
-while there is one. Lines stay: the pool's difficulty when it has changed, every wave after a step's first, outages,
-and each finished step with its ledger.
+Beside the step's bar stands what is going on: the pass rate, what the batch still waits for, retries, how many episodes
+the actors bear at once where that is fewer than configured, and an outage while there is one. Lines stay: the pool's
+difficulty when it has changed, every wave after a step's first, outages, and each finished step with its ledger.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,18 +18,17 @@ from protocol.config import Config
 from protocol.records import Batch, Ledger, Trajectory, TrajectoryId
 from rollout_engine.batch import BatchState
 from rollout_engine.circuit import OutageStatus
+from rollout_engine.cli.outages import MESSAGE, OutageLines
 from rollout_engine.errors import EpisodeSystemError
 from rollout_engine.group import GroupResult
 
-_MESSAGE = 300
-"""Characters of an error that the terminal shows."""
-
 
 class StepDisplay:
-    """Implements :class:`rollout_engine.progress.StepProgress` with rich."""
+    """Implements :class:`rollout_engine.progress.StepProgress` with rich. ``limit``: episodes that may run at once."""
 
-    def __init__(self, config: Config, console: Console):
+    def __init__(self, config: Config, console: Console, limit: Callable[[], int] | None = None):
         self._config = config
+        self._limit = limit or (lambda: config.rollout.concurrency)
         self._console = console
         self._progress = Progress(
             TextColumn("{task.description:<28}"),
@@ -45,7 +44,9 @@ class StepDisplay:
         self._number = 0
         self._rewards: list[float] = []
         self._errors: Counter[str] = Counter()
-        self._outages: Sequence[OutageStatus] = ()
+        self._outages = OutageLines(
+            lambda line: self._say(f"step {self._number:>3}  {line}"), steady=not console.is_terminal
+        )
         self._filled = ""
         self._pool: Mapping[str, int] = {}
 
@@ -90,21 +91,12 @@ class StepDisplay:
         if again is None:
             self._say(
                 f"step {id.step:>3}  [yellow]group {id.group} stays incomplete[/]: sample {id.sample} is out of "
-                f"retries, the last error {error.kind}: {escape(str(error)[:_MESSAGE])}"
+                f"retries, the last error {error.kind}: {escape(str(error)[:MESSAGE])}"
             )
         self._note()
 
     def outage(self, outages: Sequence[OutageStatus]) -> None:
-        before = {outage.kind: outage.paused for outage in self._outages}
-        for outage in outages:
-            # Where no bar can be drawn, a line a failed probe says that the run still lives.
-            probed = outage.next_probe > 0 and not self._console.is_terminal
-            if before.pop(outage.kind, None) != outage.paused or probed:
-                last = f"; the last error: {escape(outage.message[:_MESSAGE])}" if outage.paused else ""
-                self._say(f"step {self._number:>3}  [yellow]outage[/] {describe(outage)}{last}")
-        for kind in before:
-            self._say(f"step {self._number:>3}  [green]outage of {kind} is over[/]: all episodes resume")
-        self._outages = outages
+        self._outages.tell(outages)
         self._note()
 
     def group(self, result: GroupResult, state: BatchState) -> None:
@@ -134,19 +126,14 @@ class StepDisplay:
         if self._errors:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self._errors.items()))
             parts.append(f"[yellow]retried: {kinds}[/]")
-        parts += [f"[bold yellow]outage {describe(outage)}[/]" for outage in self._outages]
-        self._progress.update(self._step, note="  ".join(parts))
+        limit = self._limit()
+        if limit < self._config.rollout.concurrency:
+            parts.append(f"{limit} at once, as the actors bear")
+        parts.append(str(self._outages))
+        self._progress.update(self._step, note="  ".join(filter(None, parts)))
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True)
-
-
-def describe(outage: OutageStatus) -> str:
-    """An outage in a few words."""
-    state = f"of {outage.kind} for {outage.seconds:.0f} s, {outage.errors} errors: "
-    if not outage.paused:
-        return state + "a probe succeeded, launches resume step by step"
-    return state + "launches pause, " + (f"next probe in {outage.next_probe:.0f} s" if outage.next_probe else "probing")
 
 
 def bands(histogram: Mapping[str, int]) -> str:

@@ -57,7 +57,7 @@ async def _run(config: Config, urls: Sequence[str]) -> None:
         open_setup(config, policy) as setup,
     ):
         slots = Slots(config.rollout)
-        with StepDisplay(config, console) as display:
+        with StepDisplay(config, console, lambda: slots.limit) as display:
             engine = Engine(config, pool, setup, bus, display, policy.require, probed_counts(config), slots)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(slots.follow, policy, bus, config.actor.health_every)

@@ -1,8 +1,9 @@
 """Run every (task, attempt) key once, whatever breaks on the way.
 
 Invariant: each key that isn't done yet yields exactly one row. A system error says nothing about the
-policy, so that one attempt runs again, up to a bound, and only then becomes an error row. Keys are
-admitted task by task, never in finish order, with at most ``concurrency`` episodes in flight.
+policy, so that one attempt runs again, up to a bound, and only then becomes an error row. An outage
+makes no error rows: the campaign pauses until the service is back. Keys are admitted task by task,
+never in finish order, with at most ``concurrency`` episodes in flight.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rollout_engine.environments.task import Task
 from rollout_engine.errors import EpisodeSystemError
 from rollout_engine.evaluation.attempts import AttemptError, AttemptRow, Key, PolicyStamp
 from rollout_engine.evaluation.model_usage import usage_of
+from rollout_engine.gate import Gate
 from rollout_engine.retry import RetryBudget
 
 EpisodeRunner = Callable[[Task, int, int], Awaitable[Trajectory]]
@@ -32,23 +34,26 @@ async def run_attempts(
     retries: Retries,
     on_result: Callable[[AttemptRow], None],
     *,
+    gate: Gate,
     policy: PolicyStamp,
     on_trajectory: Callable[[Trajectory, Key], None] | None = None,
 ) -> None:
     """Run ``attempts`` attempts of each task, less those ``done``, and report each row as it finishes.
 
     ``retries``        how often and how soon one attempt may run again, by kind of system error.
+    ``gate``           what every attempt passes: closed during an outage.
     ``policy``         stamped on every row, with the version that the episode reports.
     ``on_trajectory``  called before ``on_result``, so that a row on disk always has its transcript.
 
-    Anything other than an :class:`EpisodeSystemError` is a defect and ends the campaign.
+    Raises :class:`RunStopped` for an outage that lasts too long. Anything else than an :class:`EpisodeSystemError` is a
+    defect and ends the campaign.
     """
     keys = _missing(tasks, attempts, done)
 
     async def worker() -> None:
         # The workers share one iterator, so admission order is its order.
         for task, attempt in keys:
-            result = await _attempt(runner, task, attempt, retries)
+            result = await _attempt(runner, task, attempt, retries, gate)
             if isinstance(result, Trajectory):
                 if on_trajectory is not None:
                     on_trajectory(result, (task.id, attempt))
@@ -71,14 +76,15 @@ def _missing(tasks: Sequence[Task], attempts: int, done: Collection[Key]) -> Ite
 
 
 async def _attempt(
-    runner: EpisodeRunner, task: Task, attempt: int, retries: Retries
+    runner: EpisodeRunner, task: Task, attempt: int, retries: Retries, gate: Gate
 ) -> Trajectory | EpisodeSystemError:
     budget, retry = RetryBudget(retries), 0
     while True:
         try:
-            return await runner(task, attempt, retry)
+            async with gate.admit(task.id, first=not retry) as admission:
+                return await runner(task, attempt, retry)
         except EpisodeSystemError as error:
-            wait = budget.after(error)
+            wait = budget.after(error, admission.excused)
             if wait is None:
                 return error
         await trio.sleep(wait)

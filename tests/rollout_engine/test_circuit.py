@@ -55,6 +55,22 @@ def test_a_few_broken_tasks_are_no_outage_however_often_they_run_again():
     assert not circuits.open
 
 
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_of_fewer_than_three_tasks_all_must_fail(tasks):
+    circuits = Circuits(SETTINGS, tasks)
+    if tasks == 2:
+        assert [fail(circuits, task="a") for _ in range(3)] == [False] * 3
+        assert fail(circuits, task="b")
+    else:
+        assert [fail(circuits, task="a") for _ in range(4)] == [False] * 3 + [True]
+    assert circuits.paused
+
+
+def test_large_groups_that_fail_one_after_the_other_are_an_outage():
+    circuits = Circuits(SETTINGS)
+    assert [fail(circuits, task=task) for task in "a" * 16 + "b" * 16 + "c"] == [False] * 32 + [True]
+
+
 def test_one_probe_at_a_time_with_growing_pauses():
     circuits = opened()
     assert circuits.admit(4.9) is None and circuits.wake() == 5.0

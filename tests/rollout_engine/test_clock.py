@@ -49,3 +49,15 @@ async def test_an_outage_of_an_earlier_step_counts_for_nothing(autojump_clock):
         circuits.succeeded(circuits.admit(trio.current_time()), "a", trio.current_time(), True)
         await trio.sleep(1e9)
     assert trio.current_time() - began == 60.0
+
+
+async def test_causes_that_hold_it_up_at_once_count_once(autojump_clock):
+    """An outage from 20 s to 120 s, a full log from 70 s to 170 s: held up for 150 s."""
+    began = trio.current_time()
+
+    def held(start):
+        return lambda: min(max(trio.current_time() - began - start, 0.0), 100.0)
+
+    async with StepClock(60.0, held(20.0), held(70.0)).running() as clock:
+        await trio.sleep(1e9)
+    assert clock.expired and trio.current_time() - began == pytest.approx(210.0, abs=1e-6)

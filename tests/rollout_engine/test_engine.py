@@ -453,6 +453,9 @@ async def test_an_outage_that_lasts_too_long_stops_the_run_and_says_what_to_do(
         match="'actor' for 300 s .* the last: answered 503. Please look at the actors .* run the same command again",
     )
     assert log.batches == {}
+    # The log says of every attempt that failed how it did, also of the last: no start follows that would take it along.
+    failed = {attempt[:3] for record in log.records for attempt in record.failed}
+    assert failed and failed == {attempt for record in log.records for attempt in record.started}
 
 
 async def test_a_service_that_asks_for_a_day_stops_the_run_in_time(make_engine, tiny_template, autojump_clock):

@@ -40,7 +40,7 @@ def run():
         plan = GroupPlan(
             retries or Retries(Retry(times=2, backoff=1.0)),
             trio.CapacityLimiter(concurrency),
-            Gate(Outage(), changed),
+            Gate(Outage(), changed, tasks=9),
             journal,
             episode,
             failed or (lambda id, error, again: None),

@@ -10,7 +10,8 @@ from protocol.config import Rollout
 from protocol.records import Batch, GroupRecord, Ledger, Trajectory, TrajectoryId, Verdict
 from rollout_engine.batch import BatchState
 from rollout_engine.circuit import OutageStatus
-from rollout_engine.cli.progress import StepDisplay, bands, describe, ledger_line
+from rollout_engine.cli.outages import describe
+from rollout_engine.cli.progress import StepDisplay, bands, ledger_line
 from rollout_engine.errors import UserError
 from rollout_engine.group import GroupResult
 
@@ -101,3 +102,19 @@ def test_a_finished_step_is_one_line_with_its_whole_ledger(told):
 def test_rare_buckets_are_named_only_when_they_hold_something():
     assert ledger_line(Ledger(4, trained=4)) == "episodes 4 = 4 trained + 0 zero-variance + 0 surplus"
     assert bands({"difficult": 0, "intermediate": 2}) == "2 intermediate"
+
+
+def test_a_limit_below_the_configured_one_stands_beside_the_bar():
+    config = configuration.resolve({"run": "r", "rollout": {"concurrency": 144}})
+    limit = 144
+    output = io.StringIO()
+    console = Console(file=output, width=300, force_terminal=True)
+    with StepDisplay(config, console, lambda: limit) as display:
+        display.step(0)
+        display.episode(graded(0, 0, 1.0))
+        display._progress.refresh()
+        assert "at once" not in output.getvalue()
+        limit = 96
+        display.episode(graded(0, 1, 1.0))
+        display._progress.refresh()
+    assert "96 at once, as the actors bear" in output.getvalue()

@@ -3,15 +3,17 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.config import Retries, Retry
-from rollout_engine.errors import ActorError, BackendError
+from protocol.config import Outage, Retries, Retry
+from rollout_engine.errors import ActorError, BackendError, RunStopped, UserError
 from rollout_engine.evaluation.attempts import AttemptFile, PolicyStamp
 from rollout_engine.evaluation.coverage import check_coverage
 from rollout_engine.evaluation.repeats import missing_keys, run_attempts
+from rollout_engine.gate import Gate
 from tests.rollout_engine.evaluation.samples import task, trajectory
 
 TASKS = [task("travel/refund/heldout/0"), task("retail/reship/heldout/0")]
 IDS = [t.id for t in TASKS]
+MANY = [task(f"travel/refund/heldout/{number}") for number in range(20)]
 BASE = PolicyStamp("base", 0, "cafe")
 
 
@@ -19,9 +21,21 @@ def retries(times):
     return Retries(Retry(times=times, backoff=0.5))
 
 
-async def run(runner, attempts=2, concurrency=4, done=(), times=0):
-    rows = []
-    await run_attempts(TASKS, attempts, runner, concurrency, set(done), retries(times), rows.append, policy=BASE)
+def gate(told=None, **settings):
+    """``told`` gets the kinds of the open outages at each change."""
+
+    async def changed(outages):
+        if told is not None:
+            told.append([outage.kind for outage in outages])
+
+    return Gate(Outage(**settings), changed, len(MANY))
+
+
+async def run(runner, attempts=2, concurrency=4, done=(), times=0, tasks=TASKS, gate_=None):
+    rows, passage = [], gate_ or gate()
+    await run_attempts(
+        tasks, attempts, runner, concurrency, set(done), retries(times), rows.append, gate=passage, policy=BASE
+    )
     return rows
 
 
@@ -84,6 +98,35 @@ async def test_after_the_last_retry_the_row_says_what_failed(autojump_clock):
     assert (failed.error.kind, failed.error.message) == ("backend", "crash 2")
 
 
+async def test_an_outage_pauses_the_campaign_and_makes_no_error_rows(autojump_clock):
+    began, refused, told = trio.current_time(), 0, []
+
+    async def runner(task, attempt, retry):
+        nonlocal refused
+        await trio.sleep(1)
+        if trio.current_time() - began < 600:
+            refused += 1
+            raise UserError("user model at http://models: ConnectError")
+        return trajectory(task.id, attempt)
+
+    outage = gate(told, errors=6, among=8, probe=5.0, max_probe=60.0)
+    rows = await run(runner, concurrency=8, times=1, tasks=MANY, gate_=outage)
+    assert len(rows) == 40 and all(row.error is None for row in rows)
+    assert refused < 30 and 600 < trio.current_time() - began < 700
+    assert told[0] == ["user"] and told[-1] == []
+
+
+async def test_an_outage_that_lasts_too_long_stops_the_campaign(autojump_clock):
+    async def runner(task, attempt, retry):
+        raise UserError("ConnectError")
+
+    outage = gate(errors=4, among=8, probe=5.0, max_probe=60.0, longest=300.0)
+    with pytest.raises(ExceptionGroup) as caught:
+        await run(runner, concurrency=8, times=1, tasks=MANY, gate_=outage)
+    assert caught.group_contains(RunStopped, match="system errors of kind 'user' for 300 s")
+    assert 300 <= trio.current_time() < 400
+
+
 async def test_a_defect_ends_the_campaign():
     async def runner(task, attempt, retry):
         raise KeyError("bug")
@@ -107,6 +150,7 @@ async def test_the_transcript_comes_before_the_row():
         set(),
         retries(0),
         lambda row: order.append(("row", row.key)),
+        gate=gate(),
         policy=BASE,
         on_trajectory=lambda trajectory, key: order.append(("transcript", key)),
     )
@@ -127,7 +171,7 @@ async def test_a_killed_campaign_goes_on_where_it_was(tmp_path):
             return trajectory(task.id, attempt)
 
         with AttemptFile(path, BASE) as file:
-            await run_attempts(TASKS, 3, runner, 1, file.done, retries(0), file.append, policy=BASE)
+            await run_attempts(TASKS, 3, runner, 1, file.done, retries(0), file.append, gate=gate(), policy=BASE)
             return list(file.rows)
 
     with pytest.raises(BaseExceptionGroup) as caught:
