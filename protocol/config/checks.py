@@ -39,6 +39,13 @@ def check(config: Config, source: str) -> None:
             f"({config.rollout.outage.max_probe:g}) and .longest ({config.rollout.outage.longest:g}) must be in this "
             "order, so that an outage is probed before it has lasted too long"
         )
+    engine = config.rollout.batch + config.rollout.outage.longest
+    if config.learner.batch_timeout < engine:
+        raise ConfigError(
+            f"{source}: learner.batch_timeout ({config.learner.batch_timeout:g}) is below rollout.batch + "
+            f"rollout.outage.longest ({config.rollout.batch:g} + {config.rollout.outage.longest:g}), so the learner could "
+            "give a step up that the engine still works on"
+        )
     lora = config.learner.lora
     if lora and isinstance(lora.targets, str) and lora.targets not in LORA_TARGETS:
         raise ConfigError(

@@ -79,6 +79,7 @@ class Learner(Section):
     keep_weights: Positive = 3
     """Pushed policy versions kept on disk (version 0 and the last are always kept)."""
     batch_timeout: Seconds = 3600.0
+    """Bound on waiting for a batch: at least ``rollout.batch`` and an outage, ``rollout.outage.longest``."""
     disk_wait: Seconds = 600.0
     """Bound on waiting for room on a full disk, for weights or a checkpoint."""
     proof_tolerance: Annotated[float, Meta(gt=0)] = 0.05

@@ -39,6 +39,7 @@ def test_overrides_are_yaml_and_numbers_in_scientific_notation_are_numbers(tmp_p
         ("run: r\nrollout: {outage: {errors: 20}}", "rollout.outage.errors (20) is above rollout.outage.among (12)"),
         ("run: r\nrollout: {outage: {longest: 60}}", "rollout.outage.probe (5), .max_probe (120) and .longest (60)"),
         ("run: r\nrollout: {outage: {probe: 200}}", "rollout.outage.probe (200), .max_probe (120)"),
+        ("run: r\nrollout: {batch: 1801}", "learner.batch_timeout (3600) is below rollout.batch + rollout.outage.longest"),
         ("run: r\nrollout: {retries: {actr: {times: 1}}}", "'rollout.retries.actr'; did you mean 'actor'?"),
         (
             "run: r\nrollout: {retries: {user: {backoff: 60}}}",

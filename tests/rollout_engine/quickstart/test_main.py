@@ -77,7 +77,8 @@ async def test_a_stage_that_fails_is_named_and_a_rerun_goes_on_from_it(job, stag
 
 
 async def test_a_learner_that_does_not_end_is_given_up_at_its_bound(job):
-    stuck = job("learner.batch_timeout=0.5")
+    outage = ("probe=0.05", "max_probe=0.1", "longest=0.2")
+    stuck = job("learner.batch_timeout=0.5", "rollout.batch=0.3", *(f"rollout.outage.{bound}" for bound in outage))
     (stuck.config.path / "learner.hangs").touch()
     with pytest.raises(ExceptionGroup) as failure:
         await stuck.run()
