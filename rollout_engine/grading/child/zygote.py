@@ -1,8 +1,9 @@
 """The grader's fork server: a program of its own, standard library only.
 
 Invariant: it runs no code of a test itself. Each request forks one child, which gives up its privileges, takes its job
-from a socket of its own and ends; the zygote tells when and how. When its control socket closes, its children are
-killed and it ends.
+from a socket of its own and ends; the zygote tells when and how. A child's signals reach no other process: each has a
+user of its own where root started this, and from Linux 6.12 on signals are kept in whoever started it. When its control
+socket closes, its children are killed and it ends.
 
 Started as ``python zygote.py CONTROL_FD FOLDER…``, with folders of fixtures' modules. Requests over the control
 socket (SOCK_SEQPACKET): a JSON object of limits with the job's socket attached. Replies: ``{"pid"}`` with a pidfd
@@ -15,6 +16,7 @@ import array
 import ctypes
 import gc
 import importlib.util
+import itertools
 import json
 import os
 import resource
@@ -53,11 +55,14 @@ PRELOADED = (
 """Of the standard library: a child without privileges may not be able to read them any more."""
 
 NOBODY = 65534
+USERS = range(61184, 65520)
+"""Users that are nobody's account (systemd keeps them for services on the fly): each child that lives has its own."""
 CHANNEL = 48
 """Where a child's socket lies, out of the way of what a test might write to by number."""
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CLONE_NEWNET = 0x40000000
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF, _LANDLOCK_SCOPE_SIGNAL = 444, 446, 1 << 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -70,13 +75,16 @@ def main(control):
     gc.collect()
     gc.freeze()
     control.send(b"ready")
-    children = {}
+    children, users, numbers = {}, {}, itertools.cycle(USERS)
+    for _ in range(os.getpid() % len(USERS)):  # other fork servers begin elsewhere
+        next(numbers)
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
         for descriptor, _ in poll.poll():
             if descriptor != control.fileno():
                 poll.unregister(descriptor)
+                users.pop(descriptor)
                 _tell_end(control, children.pop(descriptor), descriptor)
                 continue
             request, attached = _receive(control)
@@ -84,20 +92,21 @@ def main(control):
                 for pid in children.values():
                     os.kill(pid, signal.SIGKILL)
                 return
+            user = next(number for number in numbers if number not in users.values())
             pid = os.fork()
             if pid == 0:
-                _child(control, json.loads(request), attached[0], children)
+                _child(control, json.loads(request), attached[0], children, user)
             os.close(attached[0])
             pidfd = os.pidfd_open(pid)
-            children[pidfd] = pid
+            children[pidfd], users[pidfd] = pid, user
             poll.register(pidfd, select.POLLIN)
             _send(control, {"pid": pid}, [pidfd])
 
 
-def _child(control, limits, descriptor, siblings):
+def _child(control, limits, descriptor, siblings, user):
     status = 70
     try:
-        channel = _enter(control, limits, descriptor, siblings)
+        channel = _enter(control, limits, descriptor, siblings, user)
         if limits["compile"]:
             _compile(channel)
         else:
@@ -109,8 +118,8 @@ def _child(control, limits, descriptor, siblings):
         os._exit(status)
 
 
-def _enter(control, limits, descriptor, siblings):
-    """Give up everything but the job's socket."""
+def _enter(control, limits, descriptor, siblings, user):
+    """Give up everything but the job's socket, and become ``user``."""
     os.setsid()
     control.close()
     for pidfd in siblings:
@@ -132,10 +141,23 @@ def _enter(control, limits, descriptor, siblings):
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        try:
+            os.setresuid(user, user, user)
+        except OSError:  # a container may have no such number
+            os.setresuid(NOBODY, NOBODY, NOBODY)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _keep_signals_in()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return socket.socket(fileno=CHANNEL)
+
+
+def _keep_signals_in():
+    """From now on this process can send signals to itself alone. Earlier kernels answer that they don't know it."""
+    scope = (ctypes.c_uint64 * 3)(0, 0, _LANDLOCK_SCOPE_SIGNAL)
+    rules = _libc.syscall(_LANDLOCK_CREATE_RULESET, scope, ctypes.c_size_t(ctypes.sizeof(scope)), 0)
+    if rules >= 0:
+        _libc.syscall(_LANDLOCK_RESTRICT_SELF, rules, 0)
+        os.close(rules)
 
 
 def _compile(channel):

@@ -121,6 +121,36 @@ async def test_every_way_out_has_a_name(graders, kind, reward, message, body):
     assert (await graders.run(job("pass"))).kind == "pass"
 
 
+async def test_a_test_that_kills_all_it_can_reaches_no_sibling(graders):
+    """Before, all were the same user's: whoever was being graded beside it ended with it."""
+    outcomes = {}
+
+    async def grade(name, body):
+        outcomes[name] = await graders.run(job(body))
+
+    async with trio.open_nursery() as nursery:
+        for name in range(3):
+            nursery.start_soon(grade, name, "import time; time.sleep(1.5)")
+        await trio.sleep(0.5)
+        await grade("hostile", "import os\nfor _ in range(20): os.kill(-1, 9)")
+    assert [outcomes[name].kind for name in (0, 1, 2, "hostile")] == ["pass"] * 4, outcomes
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
+async def test_children_that_run_at_once_are_different_users(graders):
+    users = []
+
+    async def grade():
+        outcome = await graders.run(job("import os, time; x.metadata['users'] = os.getresuid(); time.sleep(0.5)"))
+        users.append(outcome.metadata["users"])
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(grade)
+    assert len({tuple(three) for three in users}) == 3
+    assert all(len(set(three)) == 1 and three[0] not in (0, os.getuid()) for three in users)
+
+
 async def test_a_test_that_sleeps_ends_at_the_wall_limit():
     async with GraderHost(GraderLimits(wall_seconds=0.5)) as graders:
         outcome = await graders.run(job("import time; time.sleep(60)"))
