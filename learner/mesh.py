@@ -37,6 +37,11 @@ def make_mesh(text: str) -> Mesh:
             f"mesh {text} needs {rows * columns} devices and JAX sees {len(devices)} ({devices[0].platform}); "
             f"on a CPU, XLA_FLAGS=--xla_force_host_platform_device_count={rows * columns} makes virtual ones"
         )
+    if jax.process_count() > 1 and rows * columns < len(devices):
+        raise ConfigError(
+            f"mesh {text} takes {rows * columns} of the {len(devices)} devices of {jax.process_count()} processes: it "
+            "must be of all of them"
+        )
     return jax.make_mesh(
         (rows, columns), (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto), devices=devices[: rows * columns]
     )
@@ -97,6 +102,23 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def rows_sharding(mesh: Mesh) -> NamedSharding:
     """Rows of packed tokens [rows, ...] are split over ``data``."""
     return NamedSharding(mesh, PartitionSpec(DATA))
+
+
+def own_rows(mesh: Mesh, count: int) -> slice:
+    """Of ``count`` rows split over ``data``, those that lie on devices of this process."""
+    each = count // len(mesh.devices)
+    shards = _shards(mesh)
+    return slice(shards[0] * each, (shards[-1] + 1) * each)
+
+
+def own_shards(mesh: Mesh) -> int:
+    """Parts of the ``data`` axis that lie on devices of this process."""
+    return len(_shards(mesh))
+
+
+def _shards(mesh: Mesh) -> list[int]:
+    here = jax.process_index()
+    return [d for d, row in enumerate(mesh.devices) if any(device.process_index == here for device in row)]
 
 
 def size(axis: str) -> int:

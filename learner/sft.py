@@ -124,7 +124,7 @@ def warm_start(folder: Path, demonstrations: Path, config: WarmStart, seed: int,
     Returns {steps, loss, copy_errors}. Raises :class:`WarmStartError` (nothing is written then) and
     :class:`ConfigError`.
     """
-    model = read_config(folder, remat=False)
+    model = read_config(folder, remat="none")
     data = Demonstrations.read(demonstrations, model.vocab_size)
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(data))

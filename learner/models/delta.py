@@ -5,7 +5,8 @@ state and an empty window, wherever in a chunk it starts. The recurrence is floa
 
 Gated Delta Networks (arXiv 2412.06464): a head keeps S [K, V], and a token with key k, value v, log decay a <= 0 and
 write strength b turns it into exp(a) S + b k (v - exp(a) S^T k)^T and reads S^T q. Within a chunk all corrections are
-found at once by a unit-triangular solve; only chunks follow one another.
+found at once by a unit-triangular solve; only chunks follow one another. Of a long row one span of chunks exists at a
+time: the backward pass computes it again from the state before it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import jax
 import jax.numpy as jnp
 
 CHUNK = 64
+SPAN = 64 * CHUNK
+"""Tokens at most whose intermediate values exist at once."""
 EXACT = jax.lax.Precision.HIGHEST
 
 
@@ -40,10 +43,27 @@ def gated_delta_rule(
     """``q``, ``k`` [R, T, H, K], normalised here; ``v`` [R, T, H, V]; ``decay`` (log, <= 0) and ``strength``
     [R, T, H]; ``segments`` int [R, T], contiguous in a row -> [R, T, H, V] in the dtype of ``v``."""
     rows, length, heads, width = v.shape
+    spans = -(-length // SPAN)
+    tokens = CHUNK * -(-length // (CHUNK * spans))
+    start = jnp.zeros((rows, heads, k.shape[-1], width), jnp.float32), jnp.full(rows, -1, segments.dtype)
+    pieces = tuple(_spans(x, spans, tokens) for x in (q, k, v, decay, strength, segments))
+    if spans == 1:
+        _, out = _span(start, tuple(x[0] for x in pieces))
+        return out[:, :length]
+    _, out = jax.lax.scan(jax.checkpoint(_span, prevent_cse=False), start, pieces)
+    return out.swapaxes(0, 1).reshape(rows, -1, heads, width)[:, :length]
+
+
+def _span(carry, pieces):
+    """One span of whole chunks, shapes as above; ``carry``: the state [R, H, K, V] before it and whose segment [R] that
+    is."""
+    state, before = carry
+    q, k, v, decay, strength, segments = pieces
+    rows, _, heads, width = v.shape
     q, k = (unit(x.astype(jnp.float32)) for x in (q, k))
     q = q * q.shape[-1] ** -0.5
     q, k, values, decay, strength = (_chunks(x) for x in (q, k, v, decay, strength))
-    masks = SegmentMasks(_chunks(segments[..., None])[:, :, 0])
+    masks = SegmentMasks(_chunks(segments[..., None])[:, :, 0], before)
 
     # Since the segment's start within the chunk: of a sum over the whole chunk the differences would be less exact.
     total = jnp.einsum("...ij,...j->...i", masks.pairs.astype(jnp.float32), decay, precision=EXACT)
@@ -65,17 +85,18 @@ def gated_delta_rule(
         out = jnp.matmul(query, state, precision=EXACT) + jnp.matmul(within, new, precision=EXACT)
         return state * surviving + jnp.einsum("...ck,...cv->...kv", key, new, precision=EXACT), out
 
-    state = jnp.zeros((rows, heads, k.shape[-1], width), jnp.float32)
-    _, out = jax.lax.scan(chunk, state, (new, read, within, q * entering, k * leaving, surviving))
-    return out.transpose(1, 0, 3, 2, 4).reshape(rows, -1, heads, width)[:, :length].astype(v.dtype)
+    state, out = jax.lax.scan(chunk, state, (new, read, within, q * entering, k * leaving, surviving))
+    out = out.transpose(1, 0, 3, 2, 4).reshape(rows, -1, heads, width).astype(v.dtype)
+    return (state, segments[:, -1]), out
 
 
 class SegmentMasks:
-    """What may pass between the tokens of a chunk, and from chunk to chunk. ``segments`` int [N, R, C]."""
+    """What may pass between the tokens of a chunk, and from chunk to chunk. ``segments`` int [N, R, C]; ``before``
+    [R]: the segment of the token before them, -1 for none."""
 
-    def __init__(self, segments: jax.Array):
+    def __init__(self, segments: jax.Array, before: jax.Array):
         last = segments[..., -1]
-        before = jnp.concatenate([jnp.full_like(last[:1], -1), last[:-1]])
+        before = jnp.concatenate([before[None], last[:-1]])
         causal = jnp.tril(jnp.ones((segments.shape[-1],) * 2, bool))
         self.pairs = ((segments[..., :, None] == segments[..., None, :]) & causal)[:, :, None]
         """[N, R, 1, C, C]: token i sees token j."""
@@ -97,9 +118,14 @@ def unit(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
+def _spans(x: jax.Array, spans: int, tokens: int) -> jax.Array:
+    """[R, T, ...] -> [spans, R, tokens, ...], filled up with zeros: such tokens write nothing."""
+    x = jnp.pad(x, [(0, 0), (0, spans * tokens - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
+    return x.reshape(x.shape[0], spans, tokens, *x.shape[2:]).swapaxes(0, 1)
+
+
 def _chunks(x: jax.Array) -> jax.Array:
-    """[R, T, H, ...] -> [N, R, H, C, ...], filled up with zeros: such tokens write nothing."""
+    """[R, N * C, H, ...] -> [N, R, H, C, ...]."""
     x = x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(jnp.float32)
-    x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % CHUNK)] + [(0, 0)] * (x.ndim - 2))
     x = x.reshape(x.shape[0], -1, CHUNK, *x.shape[2:])
     return jnp.moveaxis(x, (1, 3), (0, 2))

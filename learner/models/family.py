@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 
@@ -39,8 +39,8 @@ class ModelConfig:
     """Of the language model's tensors, but for the head's."""
     param_dtype: str = "float32"
     compute_dtype: str = "float32"
-    remat: bool = True
-    """Recompute each layer in the backward pass: memory for a third more work."""
+    remat: Literal["none", "layer", "offload"] = "layer"
+    """What the backward pass computes again, as ``learner.remat`` has it."""
     kernels: str = "auto"
     """``auto``: the fastest that fit the platform and the call; ``plain``: plain JAX."""
 

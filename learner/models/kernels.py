@@ -1,8 +1,8 @@
 """Kernels by what is installed and where it runs: plain JAX anywhere, kept libraries' on Hopper.
 
 Invariant: a kernel changes how fast numbers come, never what they mean; :func:`compare` measures the difference. Over
-a mesh each device runs its kernel on its own rows and heads: sequences arrive split over ``model``, are swapped for
-heads by one sharding constraint, and swapped back by another (Ulysses).
+a mesh each device runs its kernel on its own rows and heads: sequences that are split over ``model`` are swapped for
+heads by one sharding constraint (Ulysses), and stay so until the caller swaps them back by another.
 
 ``jla`` is jax-linear-attention (segments without a dense mask, forward and backward on H100 and H200); ``cudnn`` is
 JAX's own entry to cuDNN, which takes segments as a dense mask and so serves rows up to ``CUDNN_TOKENS`` only.
@@ -54,16 +54,17 @@ def attention(q, k, v, segments, *, precision=None, kernels: str = "auto") -> ja
     def plain(q, k, v, segments):
         return plain_attention.segment_attention(q, k, v, segments, precision)
 
-    return _by_heads(ATTENTION.get(name, plain), name, q, k, v, segments)
+    return _by_heads(ATTENTION.get(name, plain), q, k, v, segments)
 
 
 def gated_delta_rule(q, k, v, decay, strength, segments, *, kernels: str = "auto") -> jax.Array:
     """Shapes as :func:`learner.models.delta.gated_delta_rule` has them, but that ``q``, ``k`` may have fewer heads:
     value head h reads key head h // (values / keys)."""
+    q, k = (_by_head(_split_evenly(x, v.shape[2])) for x in (q, k))
     q, k = (jnp.repeat(x, v.shape[2] // x.shape[2], axis=2) for x in (q, k))
     name = choose("delta", v, kernels)
     function = _jla_delta if name == "jla" else delta.gated_delta_rule
-    return _by_heads(function, name, q, k, v, decay, strength, segments)
+    return _by_heads(function, q, k, v, decay, strength, segments)
 
 
 def short_convolution(x, weight, segments, *, kernels: str = "auto") -> jax.Array:
@@ -75,7 +76,7 @@ def short_convolution(x, weight, segments, *, kernels: str = "auto") -> jax.Arra
         out = function(x.reshape(*x.shape[:2], -1), weight.reshape(-1, weight.shape[-1]), segments)
         return out.reshape(x.shape)
 
-    return _by_heads(by_channels, name, x, weight.reshape(*x.shape[2:], -1), segments, weights=(1,))
+    return _by_heads(by_channels, x, weight.reshape(*x.shape[2:], -1), segments, weights=(1,))
 
 
 def _jla_attention(q, k, v, segments):
@@ -109,7 +110,7 @@ ATTENTION: dict[str, Callable] = {"jla": _jla_attention, "cudnn": _cudnn_attenti
 
 
 def _split_evenly(x: jax.Array, query_heads: int) -> jax.Array:
-    """Key heads that ``model`` doesn't divide are repeated until it does, where its query heads allow that."""
+    """Key heads that ``model`` doesn't divide are repeated until it does, where their query heads allow that."""
     parts = jax.sharding.get_abstract_mesh().shape.get(MODEL, 1)
     heads = math.lcm(x.shape[2], parts)
     if heads == x.shape[2] or query_heads % heads:
@@ -117,22 +118,28 @@ def _split_evenly(x: jax.Array, query_heads: int) -> jax.Array:
     return jnp.repeat(x, heads // x.shape[2], axis=2)
 
 
-def _by_heads(function, name: str, *arrays, weights: tuple[int, ...] = ()) -> jax.Array:
-    """``function(*arrays)`` with heads split over ``model`` and sequences whole.
+def _by_heads(function, *arrays, weights: tuple[int, ...] = ()) -> jax.Array:
+    """``function(*arrays)``, each device on its own rows and heads, sequences whole.
 
-    All arrays but the last, the segments, are [R, T, H, ...], those at ``weights`` [H, ...]. Where ``model`` doesn't
-    divide all heads they are not split. XLA partitions plain JAX by itself; a kernel it can't, so each device is given
-    its own part.
+    All arrays but the last, the segments, are [R, T, H, ...], those at ``weights`` [H, ...]. What ``data`` and
+    ``model`` don't divide they don't split. A kernel XLA couldn't partition; plain JAX it could, but not always as
+    well: a triangular solve, it would gather.
     """
     counts = [x.shape[0 if i in weights else 2] for i, x in enumerate(arrays[:-1])]
+    data = DATA if divides(DATA, arrays[0].shape[0]) else None
     model = MODEL if all(divides(MODEL, count) for count in counts) else None
-    axes = [(model,) if i in weights else (DATA, None, model) for i in range(len(counts))] + [(DATA, None)]
+    axes = [(model,) if i in weights else (data, None, model) for i in range(len(counts))] + [(data, None)]
     arrays = [constrain(x, *spec, *[None] * (x.ndim - len(spec))) for x, spec in zip(arrays, axes, strict=True)]
     mesh = jax.sharding.get_abstract_mesh()
-    if name != "plain" and not mesh.empty and mesh.size > 1:
+    if not mesh.empty and mesh.size > 1:
         specs = tuple(PartitionSpec(*spec) for spec in axes)
         function = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return constrain(function(*arrays), DATA, MODEL, None, None)
+    return function(*arrays)
+
+
+def _by_head(x: jax.Array) -> jax.Array:
+    """``x`` [R, T, H, ...] with sequences whole, and heads split over ``model`` where it divides them."""
+    return constrain(x, DATA, None, MODEL, *[None] * (x.ndim - 3))
 
 
 OPERATIONS = ("attention", "delta", "convolution")

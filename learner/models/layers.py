@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
+from learner.mesh import DATA, MODEL, constrain, gathered
 from learner.models import kernels
 from learner.models.parameters import kernel, scale
 from learner.models.rotary import rotate
@@ -35,8 +37,34 @@ def _normalised(x: jax.Array, epsilon: float) -> jax.Array:
 
 
 def linear(config: ModelConfig, params: dict, x: jax.Array) -> jax.Array:
-    """``x`` [..., in] -> [..., out]."""
-    return jnp.dot(x, params["kernel"].astype(x.dtype), precision=config.precision)
+    """``x`` [..., in] -> [..., out]: x W, and with an adapter x W + (x A) B, whose sum W + A B never exists."""
+
+    def times(x: jax.Array, name: str) -> jax.Array:
+        return jnp.dot(x, gathered(params[name].astype(x.dtype)), precision=config.precision)
+
+    out = times(x, "kernel")
+    return out + times(times(x, "lora_a"), "lora_b") if "lora_a" in params else out
+
+
+@jax.custom_vjp
+def embed(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """``table`` [V, D] at ``ids`` [R, T] -> [R, T, D], D split over ``model`` as the table is. Its gradient is summed
+    in float32: in bfloat16, what a frequent token adds would soon be lost."""
+    return constrain(table[ids], DATA, None, MODEL)
+
+
+def _embed(table, ids):
+    return embed(table, ids), (table, ids)
+
+
+def _embed_back(kept, cotangent):
+    table, ids = kept
+    wide = constrain(cotangent.astype(jnp.float32), DATA, None, MODEL)
+    grad = jnp.zeros(table.shape, jnp.float32).at[ids].add(wide)
+    return constrain(grad, None, MODEL).astype(table.dtype), None
+
+
+embed.defvjp(_embed, _embed_back)
 
 
 def mlp_parameters(c: ModelConfig) -> dict:
@@ -78,16 +106,38 @@ def attend(config: ModelConfig, q, k, v, angles: jax.Array, segments: jax.Array)
     [R, T, H * D]."""
     q, k = rotate(q, angles), rotate(k, angles)
     out = kernels.attention(q, k, v, segments, precision=config.precision, kernels=config.kernels)
-    return out.reshape(*out.shape[:2], -1)
+    return by_token(out.reshape(*out.shape[:2], -1))
 
 
-def remat(config: ModelConfig, layer: Callable[[dict, jax.Array], jax.Array]) -> Callable[[dict, jax.Array], jax.Array]:
-    """``layer``, computed again in the backward pass where the configuration asks for it. For use inside a scan, where
-    nothing is merged across the boundary and a barrier against it would only cost."""
-    return jax.checkpoint(layer, prevent_cse=False) if config.remat else layer
+def by_token(x: jax.Array) -> jax.Array:
+    """``x`` [R, T, D] with rows over ``data`` and sequences over ``model``, as the residual stream is."""
+    return constrain(x, DATA, MODEL, None)
 
 
-def scan_layers(config: ModelConfig, layer: Callable[[dict, jax.Array], jax.Array], params: dict, x: jax.Array):
+Layer = Callable[[dict, jax.Array], jax.Array]
+
+
+def remat(config: ModelConfig, layer: Layer) -> Layer:
+    """``layer``, computed again in the backward pass as ``config.remat`` says. For use inside a scan, where nothing is
+    merged across the boundary and a barrier against it would only cost."""
+    if config.remat == "none":
+        return layer
+    if config.remat == "layer":
+        return jax.checkpoint(layer, prevent_cse=False)
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["layer_input"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def named(params: dict, x: jax.Array) -> jax.Array:
+        return layer(params, checkpoint_name(x, "layer_input"))
+
+    return jax.checkpoint(named, prevent_cse=False, policy=policy)
+
+
+def scan_layers(config: ModelConfig, layer: Layer, params: dict, x: jax.Array):
     """``layer(params of one, x)`` over the leading axis of ``params``, in order."""
     layer = remat(config, layer)
     x, _ = jax.lax.scan(lambda x, params: (layer(params, x), None), x, params)

@@ -15,11 +15,14 @@ import jax.numpy as jnp
 
 from learner.mesh import DATA, MODEL, constrain
 from learner.models.family import ModelConfig
-from learner.models.parameters import initialise
+from learner.models.layers import embed
+from learner.models.parameters import initialise, joined
 
 
 class Model(nn.Module):
-    """``Model(config).apply({"params": params}, ids, positions, segments)``."""
+    """``Model(config).apply({"params": params}, ids, positions, segments)``. A collection "adapters" beside "params",
+    {"layers": {...}}, holds low-rank terms for linear layers, each {"lora_a": ..., "lora_b": ...} at its layer's place.
+    """
 
     config: ModelConfig
 
@@ -34,7 +37,10 @@ class Model(nn.Module):
             name: self.param(name, partial(initialise, declared, c.param_dtype))
             for name, declared in c.parameters().items()
         }
-        x = params["embed_tokens"][ids].astype(c.compute_dtype)
+        x = embed(params["embed_tokens"], ids).astype(c.compute_dtype)
         x = constrain(x, DATA, MODEL, None)
-        x = c.layers(params["layers"], x, c.rotary.angles(jnp.asarray(positions)), jnp.asarray(segments))
+        layers = params["layers"]
+        if self.has_variable("adapters", "layers"):
+            layers = joined(layers, self.get_variable("adapters", "layers"))
+        x = c.layers(layers, x, c.rotary.angles(jnp.asarray(positions)), jnp.asarray(segments))
         return c.final_norm(params["norm"], x)

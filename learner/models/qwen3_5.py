@@ -161,6 +161,7 @@ class Qwen35(ModelConfig):
         rate = linear(self, p["in_proj_a"], h).astype(jnp.float32) + p["dt_bias"].astype(jnp.float32)
         decay = -jnp.exp(p["A_log"].astype(jnp.float32)) * jax.nn.softplus(rate)
         out = kernels.gated_delta_rule(q, k, v, decay, strength, segments, kernels=self.kernels)
+        out = constrain(out, DATA, MODEL, None, None)
         z = heads(linear(self, p["in_proj_z"], h), self.linear_value_head_dim).astype(jnp.float32)
         out = rms_norm(out, p["norm"]["scale"], self.rms_norm_eps).astype(jnp.float32) * jax.nn.silu(z)
         return linear(self, p["out_proj"], out.astype(h.dtype).reshape(*h.shape[:2], -1))

@@ -10,6 +10,9 @@ from protocol.config.section import Positive, Seconds, Section
 class Model(Section):
     folder: str = ""
     """Hugging Face model folder: weights, config.json, tokenizer.json, chat template. Relative to the run's folder."""
+    sizes: str = ""
+    """A folder with a config.json of the same sizes, for the learner's dry run before ``folder`` is there. Relative to
+    the current folder, as a run's own folder is."""
     max_model_len: Positive = 1024
 
 

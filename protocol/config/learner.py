@@ -65,8 +65,9 @@ class Learner(Section):
     rows_per_microbatch: Positive = 8
     logprob_chunk: Positive = 512
     """Places whose logits exist at once."""
-    remat: bool = True
-    """Recompute each layer in the backward pass: less memory for a third more work."""
+    remat: Literal["none", "layer", "offload"] = "layer"
+    """What the backward pass computes again, for less memory. ``layer``: each layer, from its input: a third more work;
+    ``offload``: likewise, with the inputs kept in host memory; ``none``: nothing."""
     kernels: Literal["auto", "plain"] = "auto"
     """``auto``: in bfloat16 on Hopper those of jax-linear-attention and cuDNN; ``plain``: plain JAX everywhere."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -76,15 +77,31 @@ class Learner(Section):
     """Of the weights pushed to the actors."""
     checkpoint_every: Positive = 5
     keep_checkpoints: Positive = 2
+    """The last so many, which a restart may fall back to."""
+    keep_every: Annotated[int, Meta(ge=0)] = 0
+    """Checkpoints of steps that this divides stay for good; a multiple of ``checkpoint_every``. 0: none does."""
+    keep_best: Annotated[int, Meta(ge=0)] = 0
+    """So many stay that are the best by held-out score, which ``bin/evaluate --policy-version N`` leaves in the run's
+    folder. A checkpoint must still be there when its score comes."""
+    save_timeout: Seconds = 1800.0
+    """Bound on writing a checkpoint, which happens while training goes on."""
     keep_weights: Positive = 3
     """Pushed policy versions kept on disk (version 0 and the last are always kept)."""
     batch_timeout: Seconds = 3600.0
     """Bound on waiting for a batch: at least ``rollout.batch`` and an outage, ``rollout.outage.longest``."""
+    process_timeout: Seconds = 60.0
+    """Of several processes, all end within this of the loss of one."""
+    join_timeout: Seconds = 600.0
+    """Bound on waiting for all processes when they start, and when they have finished."""
     disk_wait: Seconds = 600.0
     """Bound on waiting for room on a full disk, for weights or a checkpoint."""
     proof_tolerance: Annotated[float, Meta(gt=0)] = 0.05
     optimizer: Optimizer = Optimizer()
     loss: Loss = Loss()
+    device_gb: Annotated[float, Meta(gt=0)] | None = None
+    """Memory of a device, in GB of 1e9 bytes: what needs more is refused by a dry run. None: whatever it needs."""
+    host_gb: Annotated[float, Meta(gt=0)] | None = None
+    """Memory of a node's host, likewise."""
     lora: LoRA | None = None
     """Without it, all parameters are trained."""
 

@@ -31,7 +31,7 @@ NEW = 24
 
 def greedy(folder: Path) -> list[tuple[list[int], list[float]]]:
     """Ids and log-probabilities by the learner's own forward pass, one token at a time."""
-    config = read_config(folder, remat=False)
+    config = read_config(folder, remat="none")
     params = init_params(config, jax.random.key(3))
     params = jax.tree.map(lambda x: x * 3.0 if x.ndim == 3 else x, params)  # far from uniform
     write_tensors(folder / "model.safetensors", config, params, "float32")

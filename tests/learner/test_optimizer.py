@@ -23,7 +23,7 @@ def test_clip_and_decay():
     params = {"kernel": jnp.full((2, 2), 2.0), "norm": {"scale": jnp.full((2,), 2.0)}}
     optimizer = make_optimizer(Optimizer(learning_rate=0.1, weight_decay=0.5, clip_norm=1.0), 10)
     grads = {"kernel": jnp.full((2, 2), 30.0), "norm": {"scale": jnp.full((2,), 0.0)}}
-    params, _, norm, applied = apply_update(optimizer, params, optimizer.init(params), grads)
+    params, _, norm, applied = apply_update(optimizer, 1.0, params, optimizer.init(params), grads)
     assert float(norm) == pytest.approx(60.0) and bool(applied)
     # Adam's first step is the rate, whatever the gradient's size; decay adds rate * 0.5 * 2 to matrices only.
     np.testing.assert_allclose(params["kernel"], 2 - 0.1 - 0.1, rtol=1e-5)

@@ -70,7 +70,7 @@ def test_gradients_and_moments_are_split_like_their_parameters(model, tmp_path):
     grads, _, _ = step.gradients(state.params, pack(make_streams(3), 64, 4))
     kernel = state.params["layers"]["gate_proj"]["kernel"]
     assert kernel.addressable_shards[0].data.size == kernel.size // 8
-    moment = state.optimizer[1][0].mu["layers"]["gate_proj"]["kernel"]
+    moment = state.optimizer[0].mu["layers"]["gate_proj"]["kernel"]
     for like in (grads["layers"]["gate_proj"]["kernel"], moment):
         assert like.sharding.is_equivalent_to(kernel.sharding, 3)
 
@@ -123,7 +123,7 @@ def test_optimizer_state_and_parameters_in_pinned_host_memory_give_equal_bits(mo
         return state
 
     offloaded = run(optimizer={"learning_rate": 1e-2, "memory": "pinned_host"}, param_memory="pinned_host")
-    kernel = offloaded.optimizer[1][0].mu["layers"]["q_proj"]["kernel"]
+    kernel = offloaded.optimizer[0].mu["layers"]["q_proj"]["kernel"]
     assert kernel.sharding.memory_kind == "pinned_host"
     assert offloaded.params["lm_head"].sharding.memory_kind == "pinned_host"
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(run()), jax.device_get(offloaded))
@@ -135,3 +135,10 @@ def test_bfloat16_computation_stays_close(model, tmp_path, reference):
     _, sums = gradients(low, tmp_path, make_streams(13))
     assert sums["loss"] == pytest.approx(reference[1]["loss"], rel=0.05, abs=0.2)
     assert sums["loss"] != reference[1]["loss"]
+
+
+@pytest.mark.parametrize("remat", ["none", "offload"])
+def test_what_is_computed_again_changes_no_gradient(model, tmp_path, reference, remat):
+    config, params = model
+    changed = (dataclasses.replace(config, remat=remat), params)
+    assert_same(reference, gradients(changed, tmp_path, make_streams(13)))

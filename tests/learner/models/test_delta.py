@@ -59,15 +59,28 @@ def test_any_segmentation_is_as_by_token(cuts, seed, steepest):
 @pytest.mark.parametrize("mask", ["pairs", "entering", "leaving", "surviving"])
 def test_without_one_of_its_masks_it_is_wrong(monkeypatch, mask):
     class Leaky(delta.SegmentMasks):
-        def __init__(self, segments):
-            super().__init__(segments)
-            setattr(self, mask, getattr(delta_masks(jnp.ones_like(segments)), mask))
+        def __init__(self, segments, before):
+            super().__init__(segments, before)
+            setattr(self, mask, getattr(delta_masks(jnp.ones_like(segments), before), mask))
 
     delta_masks = delta.SegmentMasks
     monkeypatch.setattr(delta, "SegmentMasks", Leaky)
     arrays = inputs(0, 0.1)
     actual = jax.jit(lambda *a: delta.gated_delta_rule(*a))(*arrays, EDGES)
     assert not np.abs(actual - by_token(*arrays, EDGES)).max() < 1e-2
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_row_of_many_spans_is_as_one_of_one(monkeypatch, chunks):
+    """With segments that end with a span and that run across its edge; gradients, too."""
+    arrays = inputs(2, 0.1)
+
+    def results():
+        return jax.jit(jax.value_and_grad(lambda arrays: jnp.sum(delta.gated_delta_rule(*arrays, EDGES) ** 2)))(arrays)
+
+    whole = results()
+    monkeypatch.setattr(delta, "SPAN", chunks * delta.CHUNK)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), results(), whole)
 
 
 @pytest.mark.parametrize("steepest", [3.0, 90.0])

@@ -1,0 +1,78 @@
+"""What fits and what doesn't, and the figures of a run of known size."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import msgspec
+import pytest
+from tiny import SIZES, make_config, make_model
+
+from learner.dry_run import Phase, check_fits, measure
+from protocol.config import ConfigError
+
+
+@pytest.fixture(scope="module")
+def need(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dry")
+    make_model(folder / "tiny/base")
+    memory = {"param_memory": "pinned_host", "optimizer": {"memory": "pinned_host"}}
+    return measure(make_config(folder, mesh="2x4", compute_dtype="bfloat16", remat="offload", **memory))
+
+
+def bytes_of(tree, item):
+    return sum(leaf.size * item for leaf in jax.tree.leaves(tree))
+
+
+def test_every_byte_has_its_place(need):
+    accumulate, apply = need.phases["accumulate"], need.phases["apply"]
+    # Matrices are split over all eight devices; of the vectors (2 layers' norms, q and k norms, the last) each has all.
+    vectors = 2 * (32 + 32 + 8 + 8) + 32
+    matrices = need.total_parameters - vectors
+    share = matrices // 8 + vectors
+    assert need.host["parameters"] == 4 * share and need.host["optimizer"] == 8 * share
+    assert need.host_a_node == 4 * sum(need.host.values())
+    assert accumulate.copy == 2 * matrices // 8 + 4 * vectors and apply.copy == 0
+    assert accumulate.gradients == apply.gradients == 4 * share
+    # Two layers of 64 x 4 tokens in bfloat16, over eight devices.
+    assert need.host["layer inputs"] == 2 * 64 * 4 * 32 * 2 // 8
+    assert accumulate.parameters == 0 and accumulate.temporaries > 0
+    # The counts of Adam and of the schedule stay on the device.
+    assert apply.optimizer <= 8
+    assert need.peak == max(sum(dataclasses.astuple(phase)) for phase in need.phases.values())
+
+
+def test_operations_by_hand(need):
+    matrices = 2 * (32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 64)
+    tokens = 4 * 64
+    attention = 2 * 32 * 4 * 64**2
+    assert need.model_flops == 6 * (tokens * matrices + attention + tokens * 32 * 64)
+    # The layers' forward pass is computed again, and the plain attention computes more than the causal half.
+    assert need.computed_flops == pytest.approx(need.model_flops * 4 / 3, rel=0.35)
+
+
+def test_what_does_not_fit_is_named_with_the_ways_out(need, tmp_path):
+    check_fits(make_config(tmp_path), need)
+    fits = {"device_gb": need.peak / 1e9, "host_gb": need.host_a_node / 1e9}
+    check_fits(make_config(tmp_path, **fits), need)
+    with pytest.raises(ConfigError, match=r"on a device and learner.device_gb is .*learner.compute_dtype: bfloat16"):
+        check_fits(make_config(tmp_path, **fits | {"device_gb": need.peak / 1.1e9}), need)
+    with pytest.raises(ConfigError, match=r"host memory and learner.host_gb is .*learner.param_memory: device"):
+        check_fits(make_config(tmp_path, **fits | {"host_gb": need.host_a_node / 1.1e9}), need)
+
+
+def test_a_peak_is_the_sum_of_what_is_there():
+    assert Phase(1, 2, 4, 8, 16, 32).peak == 63
+
+
+def test_sizes_stand_in_until_the_model_is_there(tmp_path):
+    sizes = tmp_path / "sizes"
+    sizes.mkdir()
+    (sizes / "config.json").write_text(json.dumps(SIZES))
+    config = make_config(tmp_path)
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, sizes=str(sizes)))
+    assert measure(config).sized == sizes
+    make_model(tmp_path / "tiny/base")
+    assert measure(config).sized is None
