@@ -48,10 +48,15 @@ def read_text(text: str) -> Any:
 def write(value: Any) -> bytes:
     """Raises ValueError, which says why it can't be written."""
     try:
-        return msgspec.json.encode(value)
+        data = msgspec.json.encode(value)
+        if b"null" in data:  # which is what becomes of a number that isn't finite
+            json.dumps(value, allow_nan=False, default=str)
+        return data
     except UnicodeEncodeError as error:
         raise ValueError("a text in it holds half of a surrogate pair, which UTF-8 can't say") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except TypeError as error:
         raise ValueError(str(error)) from error
+    except ValueError as error:
+        raise ValueError("a number in it is NaN or infinite, which JSON can't say") from error

@@ -76,7 +76,7 @@ class GraderHost:
             }
             async with await (await self._forks()).fork(self._request(compile=False)) as child:
                 with trio.move_on_after(self.limits.wall_seconds) as scope:
-                    outcome = await self._talk(child, msgspec.json.encode(request), code, key, judge, session)
+                    outcome = await self._talk(child, _written(request), code, key, judge, session)
                 if scope.cancelled_caught:
                     return Outcome("limit", message=f"time: {self.limits.wall_seconds:g} s", wall_limited=True)
             return msgspec.structs.replace(outcome, cpu_seconds=child.cpu_seconds)
@@ -170,6 +170,13 @@ class GraderHost:
                 "RLIMIT_CORE": [0, 0],
             },
         }
+
+
+def _written(request: dict[str, Any]) -> bytes:
+    """As JSON, with the NaN and Infinity that effects may hold: a test is to see them, as it does there."""
+    data = msgspec.json.encode(request)
+    # msgspec makes null of them, in a tenth of the time.
+    return json.dumps(request).encode() if b"null" in data else data
 
 
 def _signal_name(number: int) -> str:

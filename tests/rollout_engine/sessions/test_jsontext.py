@@ -38,6 +38,13 @@ def test_what_is_no_json_is_a_value_error(data):
         jsontext.read(data)
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_not_written_as_null(number):
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        jsontext.write({"rows": [{"mean": number, "note": "null"}]})
+    assert jsontext.write({"mean": None, "note": "null"}) == b'{"mean":null,"note":"null"}'
+
+
 def test_what_cannot_be_written_says_why():
     nested = []
     for _ in range(100_000):

@@ -121,6 +121,17 @@ async def test_every_way_out_has_a_name(graders, kind, reward, message, body):
     assert (await graders.run(job("pass"))).kind == "pass"
 
 
+async def test_a_number_that_is_not_finite_comes_to_the_test_as_it_is(graders):
+    """JSON has no word for it, and null would be another thing."""
+    context = CONTEXT | {"effects": {"shop": {"mean": float("nan"), "most": float("inf"), "none": None}}}
+    body = """
+    shop = x.effects["shop"]
+    assert shop["mean"] != shop["mean"] and shop["most"] == float("inf") and shop["none"] is None
+    """
+    outcome = await graders.run(job(body, context=context))
+    assert outcome.kind == "pass", outcome
+
+
 async def test_a_test_that_kills_all_it_can_reaches_no_sibling(graders):
     """Before, all were the same user's: whoever was being graded beside it ended with it."""
     outcomes = {}
