@@ -41,6 +41,12 @@ class _Said:
 def select(dataset: Dataset, selectors: Sequence[str], agent: str) -> list[Case]:
     """The cases that ``selectors`` name, in their order; raises DatasetError."""
     chosen: dict[str, tuple[Case, str]] = {}
+    for number, selector in enumerate(selectors, 1):
+        if not selector.strip():
+            raise DatasetError(
+                f"selector {number} of {len(selectors)} is empty; name a test, a file, a folder or a list, or give no "
+                f"selector at all to have every test of {dataset.tests}"
+            )
     for selector in selectors or [str(dataset.tests)]:
         for case, said, by in _select(dataset, selector, agent):
             if case.uid in chosen:

@@ -117,6 +117,8 @@ def test_a_case_alone_is_hydrated_without_the_yaml_of_others(copy):
             ["hotel.py", "hotel.py:test_cancel"],
             "hotel.py:test_cancel is selected twice, by 'hotel.py' and by ",
         ),
+        ([""], "selector 1 of 1 is empty; name a test, .* every test of .*test_case"),
+        (["hotel.py:test_cancel", " "], "selector 2 of 2 is empty"),
         (["smoke.yaml", "hotel_plain.yaml"], "nothing_to_do is selected twice, by .*smoke.yaml:4 and by 'hotel_plain"),
     ],
 )
@@ -134,6 +136,8 @@ def test_a_selector_that_selects_nothing_or_again_is_refused(dataset, selectors,
         ("hotel.py", "'hotel.py' is not file:test"),
         ("{a: 1}", "is not file:test"),
         ("gone.py:test", "no test file, folder or list 'gone.py'"),
+        ("''", "'' is not file:test"),
+        ("':'", "no test file, folder or list ''"),
     ],
 )
 def test_a_test_list_tells_the_line(copy, entry, fault):
