@@ -23,6 +23,7 @@ from rollout_engine.errors import ActorError, BackendError, EpisodeTimeout, Grad
 from rollout_engine.heap import Heap
 from rollout_engine.tokens.conversation import Conversation
 from rollout_engine.tokens.template import ChatTemplate
+from rollout_engine.turnstile import Turnstile
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,7 @@ class EpisodeSetup:
     limits: Limits
     max_staleness: int = 0
     """Versions before an episode's own that may sample its tokens: weights may change while it runs."""
-    opening: trio.Lock = field(default_factory=trio.Lock)
-    """Episodes that are asked for at once begin one a pass of the event loop. To open one takes milliseconds without
-    a pause: thousands in one pass would hold up every other episode for as many."""
+    turnstile: Turnstile = field(default_factory=Turnstile)
     heap: Heap = field(default_factory=Heap)
 
 
@@ -59,8 +58,7 @@ async def run_episode(setup: EpisodeSetup, task: AnyTask, id: TrajectoryId, vers
     Raises an :class:`EpisodeSystemError` for anything that the policy did not cause.
     """
     with setup.heap.episode(), bound(setup.limits.episode, EpisodeTimeout, f"episode {id} of {task.id}"):
-        async with setup.opening:
-            await trio.lowlevel.checkpoint()
+        await setup.turnstile.go_through()
         return await _run(setup, task, id, version)
 
 
@@ -152,6 +150,8 @@ class _Turns:
             episode=self._key,
         )
         generation = await setup.policy.generate(request)
+        self._clock.add("actor", since)
+        await setup.turnstile.go_through()
         versions, oldest = set(generation.versions), self._version - setup.max_staleness
         if strange := [version for version in versions if not oldest <= version <= self._version]:
             wanted = f"{oldest} to {self._version}" if setup.max_staleness else self._version
@@ -161,7 +161,6 @@ class _Turns:
         self.actor = generation.actor
         self.prompt_tokens += len(prompt)
         self.sampled_tokens += len(generation.ids)
-        self._clock.add("actor", since)
         return self._conversation.add_generation(generation)
 
     async def _tool_calls(self, calls: tuple[ToolCall, ...]) -> None:
