@@ -25,7 +25,7 @@ import trio
 from rich.console import Console
 
 from learner.batches import Delivery, NatsBatches
-from learner.streams import streams
+from learner.streams import members, streams
 from learner.train import Trainer
 from protocol import config as configuration
 from protocol.bus import Bus, connect
@@ -48,11 +48,14 @@ class Update(Trainer):
 
     def __init__(self, config: Config, source: NatsBatches, seconds: float):
         self.config, self.source, self.step, self.seconds = config, source, 0, seconds
-        self.checkpoints = SimpleNamespace(oldest=0)
+        self.checkpoints = SimpleNamespace(writing=None, settled=lambda: True, steps=lambda: self.durable)
+        self.durable: list[int] = []
         self.announced: list[float] = []
 
     def train(self, delivery: Delivery) -> None:
-        streams(delivery.batch, delivery.trajectories, self.step, self.config.rollout.max_staleness)
+        staleness = self.config.rollout.max_staleness
+        ids = [member.id for member in members(delivery.batch, self.step, staleness)]
+        streams(delivery.batch, delivery.fetch(ids), self.step, staleness)
         time.sleep(self.seconds)
         self.step += 1
 
@@ -61,7 +64,7 @@ class Update(Trainer):
         self.source.publish(PolicyVersion(self.config.run, self.step, "none", {}, Probe(b"", b"", 1.0), final))
         self.announced.append(time.monotonic())
 
-    def _save(self) -> None:
+    def _save(self, durable: bool) -> None:
         """Nothing to keep."""
 
 

@@ -8,7 +8,7 @@ Everything here blocks, with a bound. The NATS client runs on an asyncio thread;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,11 @@ from protocol.records import Batch, Origin, PolicyVersion, Trajectory, Trajector
 
 @dataclass(frozen=True)
 class Delivery:
-    """One step's batch, with what to train on."""
+    """One step's batch, and how to get at what to train on."""
 
     batch: Batch
-    trajectories: list[Trajectory]
-    """Those of groups in bucket ``trained``, in the manifest's order, arrays in place."""
+    fetch: Callable[[Sequence[TrajectoryId]], list[Trajectory]]
+    """These trajectories of its groups, in this order, arrays in place: a process reads those of its own rows."""
     acknowledge: Callable[[], None]
     """Call once the update is durable or can be replayed (rule 13). Calling it again changes nothing."""
 
@@ -79,8 +79,11 @@ class NatsBatches:
     def next(self, step: int) -> Delivery:
         """The batch of ``step``, as soon as it is logged."""
         batch = self._portal.call(self._bus.wait_batch, step, self._timeout)
-        trajectories = self._portal.call(self._bus.fetch, trained(batch))
-        return Delivery(batch, trajectories, lambda: self._portal.call(self._bus.consumer.acknowledge_step, step))
+        return Delivery(
+            batch,
+            lambda ids: self._portal.call(self._bus.fetch, ids),
+            lambda: self._portal.call(self._bus.consumer.acknowledge_step, step),
+        )
 
     def release(self, before: int) -> None:
         """Let the log forget what no one needs any more: as ``nats.retain`` says, and objects of no trajectory.
@@ -128,7 +131,7 @@ class LogBatches:
                 f"the files hold no batch for step {step} of run {self.run}, but those of {_ranges(self.steps)}: add "
                 f"the file of step {step}, or put a checkpoint of one of these steps into the run's folder"
             )
-        return Delivery(batch, [self._log.trajectories[id] for id in trained(batch)], lambda: None)
+        return Delivery(batch, lambda ids: [self._log.trajectories[id] for id in ids], lambda: None)
 
     def release(self, before: int) -> None:
         """Files stay as they are."""
@@ -141,8 +144,3 @@ def _ranges(steps: list[int]) -> str:
     starts = [step for step in steps if step - 1 not in steps]
     ends = [step for step in steps if step + 1 not in steps]
     return ", ".join(f"steps {a} to {b}" if a < b else f"step {a}" for a, b in zip(starts, ends, strict=True)) or "none"
-
-
-def trained(batch: Batch) -> list[TrajectoryId]:
-    """Ids of the trajectories that a batch's update trains on, in the manifest's order."""
-    return [id for group in batch.groups if group.bucket == "trained" for id in group.trajectories]

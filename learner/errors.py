@@ -15,3 +15,11 @@ class BatchError(RuntimeError):
 
 class DiskFull(RuntimeError):
     """No room for what must be written, for longer than ``learner.disk_wait``."""
+
+
+class CheckpointFailed(RuntimeError):
+    """A checkpoint could not be written."""
+
+
+class ProcessesError(RuntimeError):
+    """The learner's processes did not come together."""

@@ -1,19 +1,24 @@
 """``bin/learner``: train the policy on the batches of a run, live or from exported logs.
 
 A learner that was killed goes on from its last checkpoint: run the same command again.
+
+Over several nodes, start one on each. Under Slurm (srun) and Kubernetes (an indexed Job) they find each other; else
+name the first one's address, how many there are, and which this is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+import os
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from learner.errors import BatchError, DiskFull
+from learner.errors import BatchError, CheckpointFailed, DiskFull, ProcessesError
+from learner.processes import Place, first, join, locate, together
 from protocol.cli.failures import PROTOCOL_FAULTS, exit_on_known_fault
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config, load
@@ -30,17 +35,34 @@ def learner(
     replay: Annotated[
         tuple[Path, ...], Parameter(consume_multiple=True, help="Train from these exported logs, without a live run.")
     ] = (),
+    coordinator: Annotated[
+        str | None, Parameter(help="Of several processes: HOST:PORT, where the first one listens for the others.")
+    ] = None,
+    processes: Annotated[int | None, Parameter(help="How many there are.")] = None,
+    process: Annotated[int | None, Parameter(help="Which this one is, from 0.")] = None,
     set: SetOption = (),
     dry_run: DryRunOption = False,
 ) -> None:
     """Train until the run's last step, or the end of the exported logs."""
-    stopped = "stopped; the same command goes on from the last checkpoint"
-    with exit_on_known_fault("learner", (*PROTOCOL_FAULTS, BatchError, DiskFull), stopped):
+    with _faults():
         resolved = load(config, [*set, *([f"learner.mesh={mesh}"] if mesh else [])])
-        (_dry_run if dry_run else _train)(resolved, replay)
+        place = locate(coordinator, processes, process, os.environ)
+        if dry_run:
+            _dry_run(resolved, replay)
+            return
+        if place:
+            join(place, resolved.learner)
+    with together(place, resolved.learner), _faults():
+        _train(resolved, replay, place)
 
 
-def _train(config: Config, replay: tuple[Path, ...]) -> None:
+def _faults() -> AbstractContextManager[None]:
+    stopped = "stopped; the same command goes on from the last checkpoint"
+    known = (*PROTOCOL_FAULTS, BatchError, CheckpointFailed, DiskFull, ProcessesError)
+    return exit_on_known_fault("learner", known, stopped)
+
+
+def _train(config: Config, replay: tuple[Path, ...], place: Place | None = None) -> None:
     # JAX takes seconds to import: a wrong key in the configuration should not wait for it.
     import jax
 
@@ -52,6 +74,9 @@ def _train(config: Config, replay: tuple[Path, ...]) -> None:
         # A restarted learner is back at work without compiling again.
         jax.config.update("jax_compilation_cache_dir", str(Path(config.folder).resolve() / ".compiled"))
 
+    speaker = console if first() else Console(quiet=True)
+    if place:
+        speaker.print(f"{place.processes} processes, {jax.device_count()} devices", highlight=False)
     with ExitStack() as stack:
         if replay:
             source = LogBatches(replay)
@@ -62,19 +87,26 @@ def _train(config: Config, replay: tuple[Path, ...]) -> None:
 
         def start(stretch: Stretch) -> Trainer:
             # Actors have no use for the policies of a parent's steps, which are rolled out already.
-            silent = bool(replay) or stretch.until is not None
+            silent = bool(replay) or stretch.until is not None or not first()
             announce = (lambda version: None) if silent else source.publish
-            return Trainer(stretch.config, source, announce, console, lineage.fingerprint)
+            return Trainer(stretch.config, source, announce, speaker, lineage.fingerprint)
 
         follow(lineage, steps, start)
 
 
 def _dry_run(config: Config, replay: tuple[Path, ...]) -> None:
     from learner.batches import LogBatches
-    from learner.dry_run import device_memory, table
+    from learner.dry_run import check_fits, measure
+    from learner.dry_run_tables import tables
 
     print_configuration(config, console)
-    console.print(table(config, device_memory(config)))
+    need = measure(config)
+    console.print(tables(config, need))
+    check_fits(config, need)
+    if need.sized:
+        folder = config.path / config.model.folder
+        console.print(f"fits; {folder} is not there yet: put the model's weights, config.json and tokenizer there")
+        return
     if replay:
         steps = LogBatches(replay).steps
         source = f"the logs hold the batches of {len(steps)} steps"

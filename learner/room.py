@@ -23,26 +23,29 @@ T = TypeVar("T")
 _LONGEST_PAUSE = 5.0
 
 
-def with_room(what: str, folder: Path, needed: int, wait: float, console: Console, write: Callable[[], T]) -> T:
+def with_room(
+    what: str, folder: Path, needed: int, wait: float, console: Console, write: Callable[[], T], again: bool = True
+) -> T:
     """``write()``, again and again while the disk of ``folder`` is full, for at most ``wait`` seconds.
 
-    It isn't tried where fewer than the ``needed`` bytes are free, and removes what it leaves when it fails. Raises
-    :class:`~learner.errors.DiskFull` at the bound.
+    It isn't tried where fewer than the ``needed`` bytes are free, and removes what it leaves when it fails. ``again``
+    False: it is tried once. Raises :class:`~learner.errors.DiskFull` at the bound.
     """
     deadline, pause = time.monotonic() + wait, 0.5
-    waited = False
+    waited = tried = False
     while True:
         try:
             free = shutil.disk_usage(folder).free
             if free < needed:
                 raise OSError(errno.ENOSPC, f"{needed} bytes are needed and {free} free")
+            tried = True
             value = write()
         except Exception as error:  # Orbax and TensorStore wrap the system's error in others
             if not is_full(error):
                 raise
             free = shutil.disk_usage(folder).free / 2**20
             where = f"no room for {what} in {folder} ({needed / 2**20:,.0f} MiB are needed, {free:,.0f} MiB free)"
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or (tried and not again):
                 raise DiskFull(
                     f"{where}, for {wait:g} s (learner.disk_wait): make room there, then run the same command again; "
                     "it goes on from the last checkpoint and loses nothing"

@@ -1,10 +1,10 @@
 """The learner's loop: a batch in, an update, a policy version out.
 
 Invariant (rules 12 and 13): the weights after step s are a function of the base weights and the logged batches
-0..s, and of nothing else. A batch is acknowledged after its update was published and, if it was due, saved, and
-the log lets go of a step's trajectories only when every kept checkpoint lies after it; a
+0..s, and of nothing else. A batch is acknowledged after its update was published: from then on it can be replayed,
+because the log lets go of a step's trajectories only once the last checkpoints, all of them durable, lie after it. A
 learner killed at any point restores its last checkpoint and takes the logged batches after it again, through this
-same loop.
+same loop. Several processes go through it together; the first prints, announces and acknowledges.
 
 Version v is the policy after v updates: version 0 the base, version ``steps`` the last, ``final``. Step s is rolled
 out with version s, or, at ``rollout.max_staleness`` k, with versions s - k to s: then the engine is up to k steps
@@ -26,19 +26,22 @@ from rich.console import Console
 
 from learner.batches import BatchSource, Delivery
 from learner.checkpoint import Checkpoints
-from learner.layout import efficiency, plan
+from learner.errors import CheckpointFailed
 from learner.lineage import learning_fingerprint
 from learner.mesh import DATA, make_mesh
 from learner.metrics import Metrics
 from learner.models.family import ModelConfig
-from learner.models.huggingface import load_params, param_shapes, read_config
-from learner.packing import Stream, build
-from learner.room import with_room
+from learner.models.huggingface import read_config
+from learner.processes import first, of_another
+from learner.retention import Retention
+from learner.room import is_full, with_room
+from learner.share import share
 from learner.step import PROBE_TOKENS, Step
-from learner.streams import staleness, streams
+from learner.trained import base_facts, require_same_base, what_is_trained
 from learner.weights import WeightStore
 from protocol.config import Config, ConfigError, Learner
 from protocol.records import PolicyVersion, Probe
+from protocol.scores import read_scores
 
 T = TypeVar("T")
 
@@ -91,32 +94,43 @@ class Trainer:
         self.mesh = make_mesh(learner.mesh)
         check_rows(learner, self.mesh)
         self.model = read_model(config)
-        shapes = param_shapes(self.model)
+        self.trained = what_is_trained(config, self.model, self.mesh)
+        shapes = self.trained.shapes
         self.compiled = Step(self.model, learner, self.mesh, shapes, config.rollout.sampling.temperature)
+        self.compiled.base = self.trained.load_base(model_folder(config))
+        self.base_facts = base_facts(self.compiled.base)
         config.path.mkdir(parents=True, exist_ok=True)
         self.weights = WeightStore(
             config.path / "weights", model_folder(config), learner.weights_dtype, learner.keep_weights
         )
         own = learning_fingerprint(config)
         self.checkpoints = Checkpoints(
-            config.path / "checkpoints", learner.keep_checkpoints, fingerprint or (lambda step: own), console
+            config.path / "checkpoints",
+            Retention.of(learner),
+            fingerprint or (lambda step: own),
+            console,
+            lambda: read_scores(config.path),
+            learner.save_timeout,
         )
         restored = self.checkpoints.restore(self.compiled.abstract_state(shapes))
         if restored:
             self.step, self.state, facts = restored
+            require_same_base(self.step, facts, self.base_facts)
             self.probe_ids = np.asarray(facts["probe"], np.int32)
             console.print(f"restored the state after {self.step} updates", highlight=False)
         else:
             self.step = 0
-            self.state = self.compiled.init(load_params(self.model, model_folder(config), self.compiled.params))
+            self.state = self.compiled.init(self.trained.start(model_folder(config), self.compiled.params))
             self.probe_ids = np.random.default_rng(0).integers(0, self.model.vocab_size, 64, np.int32)
-        self.metrics = Metrics(config.path, self.step, learner.steps, console)
+        self.durable = self.checkpoints.steps()
+        self.metrics = Metrics(config.path, self.step, learner.steps, console) if first() else None
 
     def __enter__(self) -> Trainer:
         return self
 
     def __exit__(self, *exc) -> None:
-        self.metrics.close()
+        if self.metrics:
+            self.metrics.close()
         self.checkpoints.close()
 
     def run(self, steps: int) -> None:
@@ -126,25 +140,21 @@ class Trainer:
             delivery = self.source.next(self.step)
             self.train(delivery)
             self.publish()
-            due = self.step % self.config.learner.checkpoint_every == 0 or self.step == steps
-            if due:
-                self._save()
-            delivery.acknowledge()
-            if due:
-                self.source.release(self.checkpoints.oldest)
+            lost, last = self._lost(), self.step == steps
+            if lost or last or self.step % self.config.learner.checkpoint_every == 0:
+                self._save(durable=lost or last)
+            if first():
+                delivery.acknowledge()
+                self._release()
 
     def train(self, delivery: Delivery) -> None:
         """One update, and its metrics; raises :class:`~learner.errors.BatchError`."""
         started, learner = time.monotonic(), self.config.learner
         batch = delivery.batch
-        learned = streams(batch, delivery.trajectories, self.step, self.config.rollout.max_staleness)
-        lengths, sampled = [len(s.ids) for s in learned], [len(s.sampled) for s in learned]
-        shards = self.mesh.shape[DATA]
-        layouts = plan(lengths, sampled, learner.row_tokens, learner.rows_per_microbatch, shards, self.model.work())
-        microbatches = [build(layout, learned) for layout in layouts]
-        self.state, measured = self.compiled.update(self.state, microbatches)
-        if learned:
-            self.probe_ids = learned[0].ids[:PROBE_TOKENS]
+        part = share(delivery, self.step, self.config.rollout, learner, self.mesh, self.model.work())
+        self.state, measured = self.compiled.update(self.state, part.microbatches, part.totals)
+        if part.first:
+            self.probe_ids = part.first.ids[:PROBE_TOKENS]
         rewards = [reward for group in batch.groups for reward in group.rewards]
         values = {
             "reward_mean": float(np.mean(rewards)) if rewards else 0.0,
@@ -152,18 +162,23 @@ class Trainer:
             "informative_groups": float(sum(len(set(group.rewards)) > 1 for group in batch.groups)),
             "episodes": float(batch.ledger.started),
             "rollout_seconds": batch.seconds,
-            **_staleness(delivery, self.step),
+            "staleness_mean": part.staleness[0],
+            "staleness_max": part.staleness[1],
             **measured,
-            **_lengths(learned),
-            "packing_efficiency": efficiency(layouts, lengths),
+            "sampled_tokens": float(sum(part.sampled)),
+            "total_tokens": float(sum(part.lengths)),
+            "sampled_mean": float(np.mean(part.sampled)) if part.sampled else 0.0,
+            "sampled_max": float(max(part.sampled, default=0)),
+            "packing_efficiency": part.efficiency,
             "seconds": time.monotonic() - started,
         }
-        self.metrics.write(self.step, values)
+        if self.metrics:
+            self.metrics.write(self.step, values)
         self.step += 1
 
     def publish(self) -> None:
         """Write and announce the policy of the next step."""
-        params = self.state.params
+        params, adapter = self.trained.policy(self.state.params, self.compiled.base)
         logprobs = self.compiled.probe(params, self.probe_ids, self.weights.dtype)
         probe = Probe(
             self.probe_ids.astype("<i4").tobytes(),
@@ -174,36 +189,57 @@ class Trainer:
         self.announce(
             self._with_room(
                 f"the weights of version {self.step}",
-                _bytes(params, self.weights.dtype),
-                lambda: self.weights.write(self.config.run, self.step, params, probe, final),
+                _bytes(self.state.params) if adapter and self.step else _bytes(params, self.weights.dtype),
+                lambda: self.weights.write(self.config.run, self.step, params, probe, final, adapter),
             )
         )
 
-    def _save(self) -> None:
-        facts = {"probe": self.probe_ids.tolist()}
-        self._with_room(
-            f"checkpoint {self.step}", _bytes(self.state), lambda: self.checkpoints.save(self.step, self.state, facts)
-        )
+    def _release(self) -> None:
+        """Let the log go of what no restart needs any more, when another checkpoint has become durable."""
+        if (durable := self.checkpoints.steps()) != self.durable:
+            self.durable = durable
+            self.source.release(self.checkpoints.oldest)
+
+    def _lost(self) -> bool:
+        """Whether a save that was being written found the disk full: then this state is saved instead. Raises
+        :class:`~learner.errors.CheckpointFailed` for any other fault of it."""
+        writing = self.checkpoints.writing
+        try:
+            self.checkpoints.settled()
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            if is_full(error) and jax.process_count() == 1:
+                self.console.print(
+                    f"[yellow]checkpoint {writing} was not written: the disk is full[/]; saving the state after "
+                    f"{self.step} updates instead",
+                    highlight=False,
+                )
+                return True
+            if of_another(error):
+                raise
+            raise CheckpointFailed(
+                f"checkpoint {writing} could not be written to {self.checkpoints.folder}: "
+                f"{str(error).strip() or repr(error)}. The same command goes on from the last one that was"
+            ) from error
+        return False
+
+    def _save(self, durable: bool) -> None:
+        """Begin to save the state; wait until it is ``durable``."""
+        facts = {"probe": self.probe_ids.tolist(), **self.base_facts}
+
+        def write() -> None:
+            self.checkpoints.save(self.step, self.state, facts)
+            if durable:
+                self.checkpoints.settled(wait=True)
+
+        self._with_room(f"checkpoint {self.step}", _bytes(self.state), write)
 
     def _with_room(self, what: str, needed: int, write: Callable[[], T]) -> T:
-        return with_room(what, self.config.path, needed, self.config.learner.disk_wait, self.console, write)
+        learner = self.config.learner
+        # Other processes don't write again what one of them failed to: there, that ends the run.
+        again = jax.process_count() == 1
+        return with_room(what, self.config.path, needed, learner.disk_wait, self.console, write, again)
 
 
 def _bytes(tree, dtype: str | None = None) -> int:
     """Of all arrays of ``tree``, as ``dtype`` where given."""
     return sum(leaf.size * jnp.dtype(dtype or leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _staleness(delivery: Delivery, step: int) -> dict[str, float]:
-    mean, most = staleness(delivery.trajectories, step)
-    return {"staleness_mean": mean, "staleness_max": most}
-
-
-def _lengths(learned: list[Stream]) -> dict[str, float]:
-    sampled = [len(stream.sampled) for stream in learned]
-    return {
-        "sampled_tokens": float(sum(sampled)),
-        "total_tokens": float(sum(len(stream.ids) for stream in learned)),
-        "sampled_mean": float(np.mean(sampled)) if sampled else 0.0,
-        "sampled_max": float(max(sampled, default=0)),
-    }

@@ -61,16 +61,24 @@ class TokenArrays(msgspec.Struct, frozen=True, omit_defaults=True):
     ``mask``      uint8 [T]: 1 on sampled ids, 0 elsewhere.
     ``logprobs``  little-endian float32 [sum(mask)]: behaviour log-probability of each sampled id.
     ``versions``  little-endian int32 [sum(mask)]: policy version that sampled each id.
+
+    Where top-k or top-p sampling left only some of the vocabulary, also which (the support); empty where it didn't:
+
+    ``support_sizes``  little-endian uint16 [sum(mask)]: from how many ids each was sampled, itself among them.
+    ``support``        little-endian int32 [sum(support_sizes)]: those ids, one sampled id's after the other's.
     """
 
     ids: bytes
     mask: bytes
     logprobs: bytes
     versions: bytes
+    support_sizes: bytes = b""
+    support: bytes = b""
 
     @classmethod
-    def pack(cls, ids, mask, logprobs, versions) -> TokenArrays:
-        """Encode sequences; raises ``ValueError`` when their lengths contradict each other."""
+    def pack(cls, ids, mask, logprobs, versions, support=None) -> TokenArrays:
+        """Encode sequences, ``support`` a sequence of ids for each sampled one; raises ``ValueError`` when their
+        lengths contradict each other."""
         ids = np.asarray(ids, "<i4")
         mask = np.asarray(mask, "u1")
         logprobs = np.asarray(logprobs, "<f4")
@@ -81,12 +89,22 @@ class TokenArrays(msgspec.Struct, frozen=True, omit_defaults=True):
                 f"token arrays disagree: {len(ids)} ids, {len(mask)} mask entries, {sampled} sampled, "
                 f"{len(logprobs)} log-probabilities, {len(versions)} versions"
             )
-        return cls(ids.tobytes(), mask.tobytes(), logprobs.tobytes(), versions.tobytes())
+        if support is not None and len(support) != sampled:
+            raise ValueError(f"token arrays disagree: {sampled} sampled, and the support of {len(support)}")
+        support = support or ()
+        return cls(
+            ids.tobytes(),
+            mask.tobytes(),
+            logprobs.tobytes(),
+            versions.tobytes(),
+            np.array([len(members) for members in support], "<u2").tobytes(),
+            np.array([id for members in support for id in members], "<i4").tobytes(),
+        )
 
     @property
     def encoded_size(self) -> int:
         """Bytes that the arrays take in JSON, less the names of the fields."""
-        return sum((len(array) + 2) // 3 * 4 for array in (self.ids, self.mask, self.logprobs, self.versions))
+        return sum((len(array) + 2) // 3 * 4 for array in msgspec.structs.astuple(self))
 
     def unpack(self) -> UnpackedTokens:
         """Decode to numpy arrays (read-only views); raises ``ValueError`` on inconsistent lengths."""
@@ -95,10 +113,14 @@ class TokenArrays(msgspec.Struct, frozen=True, omit_defaults=True):
             np.frombuffer(self.mask, "u1"),
             np.frombuffer(self.logprobs, "<f4"),
             np.frombuffer(self.versions, "<i4"),
+            np.frombuffer(self.support_sizes, "<u2"),
+            np.frombuffer(self.support, "<i4"),
         )
         sampled = int(out.mask.sum())
         if len(out.ids) != len(out.mask) or len(out.logprobs) != sampled or len(out.versions) != sampled:
             raise ValueError("token arrays disagree in length")
+        if len(out.support_sizes) not in (0, sampled) or len(out.support) != out.support_sizes.sum():
+            raise ValueError("token arrays disagree in length over the support")
         return out
 
 
@@ -109,6 +131,8 @@ class UnpackedTokens(msgspec.Struct, frozen=True):
     mask: Any
     logprobs: Any
     versions: Any
+    support_sizes: Any
+    support: Any
 
 
 class ClaimCheck(msgspec.Struct, frozen=True):
@@ -198,6 +222,8 @@ class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests to the models of the simulated user and the judge."""
     newer_versions: tuple[int, ...] = ()
     """The other versions that sampled its tokens, ascending: weights that changed during the episode."""
+    learnt_tokens: int = 0
+    """Length of its token stream up to the last sampled token."""
 
     @property
     def reward(self) -> float:
@@ -260,6 +286,11 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     bucket: Literal["trained", "zero_variance", "surplus"]
     versions: tuple[int, ...] = ()
     """Policy versions that sampled its tokens, ascending."""
+    tokens: tuple[int, ...] = ()
+    """Of each trajectory: length of its token stream up to the last sampled token. With it, a learner of several
+    processes knows which trajectories each has to read. Empty in logs of before it was recorded."""
+    sampled: tuple[int, ...] = ()
+    """Of each trajectory: sampled tokens. Empty where ``tokens`` is."""
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):

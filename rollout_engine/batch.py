@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from protocol.config import Rollout
-from protocol.records import Batch, GroupRecord, Ledger
+from protocol.records import Batch, GroupRecord, Ledger, Trajectory
 from rollout_engine.group import GroupResult
 from rollout_engine.journal import Attempt
 from rollout_engine.waves import wave_size
@@ -161,7 +161,8 @@ class BatchState:
             if clean:
                 ids, rewards = tuple(s.id for s in complete), tuple(s.reward for s in complete)
                 versions = tuple(sorted({version for sample in complete for version in sample.versions}))
-                records.append(GroupRecord(number, result.task, ids, rewards, bucket, versions))
+                tokens, sampled = _counts(complete)
+                records.append(GroupRecord(number, result.task, ids, rewards, bucket, versions, tokens, sampled))
         size = self._rollout.group_size
         return Batch(
             run=run,
@@ -189,3 +190,9 @@ class BatchState:
         if self._expired:
             return "batch"
         return "max_incomplete" if self._incomplete > self._rollout.max_incomplete else "max_groups"
+
+
+def _counts(samples: Sequence[Trajectory]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(tokens, sampled) of a group, as :class:`GroupRecord` has them; empty where a sample was logged without."""
+    tokens = tuple(sample.learnt_tokens for sample in samples)
+    return (tokens, tuple(sample.sampled_tokens for sample in samples)) if all(tokens) else ((), ())

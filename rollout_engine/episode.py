@@ -96,6 +96,7 @@ async def _run(setup: EpisodeSetup, task: AnyTask, id: TrajectoryId, version: in
         ranking=stage.ranking,
         model_calls=tuple(stage.calls),
         newer_versions=tuple(sorted(turns.versions)[1:]),
+        learnt_tokens=conversation.learnt_tokens,
     )
 
 

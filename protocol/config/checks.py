@@ -52,11 +52,22 @@ def check(config: Config, source: str) -> None:
             f"{source}: learner.lora.targets: {lora.targets!r} is no set of layers; known: {', '.join(LORA_TARGETS)}, "
             "or a list of names, such as [q_proj, v_proj]"
         )
+    sampling = config.rollout.sampling
+    if sampling.top_p < 1 and not sampling.support:
+        raise ConfigError(
+            f"{source}: rollout.sampling.top_p ({sampling.top_p:g}) needs rollout.sampling.top_k: what each token was "
+            "sampled from is recorded, and nothing else bounds that record. Set top_k (to 20, say), or top_p to 1"
+        )
     longest = config.rollout.limits.episode_tokens
     if config.learner.row_tokens < longest:
         raise ConfigError(
             f"{source}: learner.row_tokens ({config.learner.row_tokens}) is below rollout.limits.episode_tokens "
             f"({longest}), so a long episode would fit no row"
+        )
+    if config.learner.keep_every % config.learner.checkpoint_every:
+        raise ConfigError(
+            f"{source}: learner.keep_every ({config.learner.keep_every}) is no multiple of learner.checkpoint_every "
+            f"({config.learner.checkpoint_every}), so few of the checkpoints to keep would ever be made"
         )
     if config.rollout.user.kind == "llm" and not (config.rollout.user.endpoint and config.rollout.user.model):
         raise ConfigError(f"{source}: rollout.user.kind is llm, so rollout.user.endpoint and .model must be set")

@@ -1,7 +1,8 @@
 """``bin/evaluate``: every task K times with one policy, and its figures.
 
 A rerun runs what is missing or failed. Figures are printed only when every task has each attempt exactly once, with a
-verdict.
+verdict. Those of the held-out tasks are kept as the score of the policy's version, by which a learner that is still
+training keeps its best checkpoints (learner.keep_best).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rich.console import Console
 from protocol import config as configuration
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
 from protocol.config import Config
+from protocol.scores import Score, tasks_digest, write_score
 from rollout_engine.cli.campaign import Players, check_campaign, players, run_campaign, stamp
 from rollout_engine.cli.failures import exit_on_known_fault
 from rollout_engine.cli.options import ActorsOption, PolicyOption, RepeatOption, TasksOption, WeightsOption
@@ -56,7 +58,10 @@ def evaluate(
         label = label or ("oracle" if policy == "oracle" else "base")
         path = out or evaluation_file(resolved, label)
         who = players(policy, actors, resolved, chosen)
-        trio.run(_evaluate, resolved, chosen, attempts, path, stamp(label, policy_version, weights), who, dry_run)
+        policy_stamp = stamp(label, policy_version, weights)
+        # The oracle's is nobody's score, and that of other tasks compares with no other version's.
+        scored = policy == "actors" and tasks == "heldout"
+        trio.run(_evaluate, resolved, chosen, attempts, path, policy_stamp, who, scored, dry_run)
 
 
 async def _evaluate(
@@ -66,6 +71,7 @@ async def _evaluate(
     path: Path,
     policy: PolicyStamp,
     who: Players,
+    scored: bool,
     dry_run: bool,
 ) -> None:
     if dry_run:
@@ -73,7 +79,11 @@ async def _evaluate(
         return
     rows = await run_campaign(config, tasks, attempts, path, policy, who, policy.label, console)
     check_coverage(rows, [task.id for task in tasks], attempts).require(str(path))
-    console.print(campaign_table(campaign_figures(rows, config.evaluation.token_price)))
+    figures = campaign_figures(rows, config.evaluation.token_price)
+    if scored and policy.version is not None:
+        ids = tasks_digest(task.id for task in tasks)
+        write_score(config.path, Score(policy.version, figures["pass_at_1"], attempts, ids))
+    console.print(campaign_table(figures))
 
 
 if __name__ == "__main__":

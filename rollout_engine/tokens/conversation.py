@@ -61,6 +61,11 @@ class Conversation:
     def sampled_tokens(self) -> int:
         return self._stream.sampled
 
+    @property
+    def learnt_tokens(self) -> int:
+        """Length of the stream up to its last sampled token."""
+        return self._stream.learnt
+
     def observe(self, *messages: Message) -> None:
         """Append user, tool and injected assistant messages, and the generation prompt.
 
@@ -99,7 +104,7 @@ class Conversation:
         if not self._awaits_generation:
             raise ValueError("a generation needs an observation before it")
         ids, start = generation.ids, len(self._stream)
-        self._stream.sample(ids, generation.logprobs, generation.versions)
+        self._stream.sample(ids, generation.logprobs, generation.versions, generation.support)
         self._turns.append((start, len(self._stream)))
         self._awaits_generation = False
         text = self._template.decode(ids[:-1] if ids and ids[-1] in self._template.stop_ids else ids)

@@ -58,7 +58,8 @@ def test_a_learner_that_was_stopped_reads_every_step_once(nats_server, run, make
         "with NatsBatches(Config(run=sys.argv[1], nats=Nats(url=sys.argv[2]))) as batches:\n"
         f"    for step in range({steps}):\n"
         "        delivery = batches.next(step)\n"
-        "        print(step, len(delivery.trajectories), flush=True)\n"
+        "        ids = [id for group in delivery.batch.groups for id in group.trajectories]\n"
+        "        print(step, len(delivery.fetch(ids)), flush=True)\n"
         "        delivery.acknowledge()\n"
     )
     learner = subprocess.Popen(

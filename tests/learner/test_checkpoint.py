@@ -1,4 +1,7 @@
+import errno
 import io
+import threading
+import time
 
 import jax
 import numpy as np
@@ -9,6 +12,7 @@ from tiny import init, make_config, make_streams, write_config
 from learner.checkpoint import Checkpoints
 from learner.mesh import make_mesh
 from learner.packing import pack
+from learner.retention import Retention
 from learner.step import Step
 from protocol.config import ConfigError
 
@@ -27,7 +31,7 @@ def run(tmp_path_factory):
 
 def checkpoints(folder, fingerprint="f", keep=2):
     out = io.StringIO()
-    return Checkpoints(folder, keep, lambda step: fingerprint, Console(file=out, width=200)), out
+    return Checkpoints(folder, Retention(keep), lambda step: fingerprint, Console(file=out, width=200)), out
 
 
 def filled(folder, states):
@@ -80,7 +84,73 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, run, damage)
     assert kept.is_dir() and not (tmp_path / "3").exists(), "nothing is deleted that might still be wanted"
     jax.tree.map(np.testing.assert_array_equal, states[1], jax.device_get(state))
     store.save(3, states[2], {"probe": []})
+    assert store.settled(wait=True)
     assert store.restore(step.abstract_state(init(model)))[0] == 3
+
+
+def test_training_goes_on_while_a_save_is_written(tmp_path, run, monkeypatch):
+    """Donated updates in the meantime don't reach what is written, and nothing is visible before it is whole."""
+    step, states, model = run
+    store, _ = checkpoints(tmp_path, keep=1)
+    store.save(1, states[0], {"probe": []})
+    assert store.settled(wait=True)
+    finalize, gate = store.saver._handler.finalize, threading.Event()
+    monkeypatch.setattr(store.saver._handler, "finalize", lambda path: (gate.wait(60), finalize(path)))
+    state = step.init(jax.device_put(init(model), step.params))
+    before = jax.tree.map(lambda x: np.array(x, copy=True), jax.device_get(state))
+    store.save(2, state, {"probe": [2]})
+    for seed in range(3):
+        state, _ = step.update(state, pack(make_streams(4, seed), 64, 4))
+    assert not store.settled()
+    assert (store.steps(), store.oldest) == ([1], 1), "half a checkpoint is none, and what a restart needs stays"
+    gate.set()
+    assert store.settled(wait=True) and store.steps() == [2]
+    _, restored, facts = store.restore(step.abstract_state(init(model)))
+    assert facts["probe"] == [2]
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(restored))
+
+
+def test_a_save_that_fails_while_training_goes_on_is_noticed_and_leaves_nothing(tmp_path, run, monkeypatch):
+    step, states, _ = run
+    store, _ = checkpoints(tmp_path)
+    store.save(1, states[0], {"probe": []})
+    assert store.settled(wait=True)
+
+    def fail(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.saver._handler, "finalize", fail)
+        store.save(2, states[1], {"probe": []})
+        with pytest.raises(OSError, match="No space"):
+            deadline = time.monotonic() + 60
+            while not store.settled() and time.monotonic() < deadline:
+                time.sleep(0.01)
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert store.settled() and store.steps() == [1], "it is said once"
+    store.save(2, states[1], {"probe": []})
+    assert store.settled(wait=True) and store.steps() == [1, 2]
+
+
+def test_the_best_and_every_mth_checkpoint_stay(tmp_path, run):
+    _, states, _ = run
+    scores = {1: 0.5, 2: 0.75}
+    store = Checkpoints(tmp_path, Retention(1, every=4, best=1), lambda step: "f", Console(), lambda: scores)
+    there = []
+    for step in range(1, 7):
+        store.save(step, states[step % 3], {"probe": []})
+        assert store.settled(wait=True)
+        there.append(store.steps())
+    assert there == [[1], [2], [2, 3], [2, 4], [2, 4, 5], [2, 4, 6]]
+    assert store.oldest == 6, "a restart doesn't need the best one"
+
+
+def test_leavings_of_a_killed_run_are_swept(tmp_path, run):
+    filled(tmp_path, run[1])
+    for name in ("4.orbax-checkpoint-tmp-0", ".1.old"):
+        (tmp_path / name).mkdir()
+    checkpoints(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"]
 
 
 def test_a_save_that_was_cut_short_is_not_seen(tmp_path, run):

@@ -20,8 +20,9 @@ from tiny import init, make_config, make_model, write_config
 
 from learner import train as loop
 from learner.checkpoint import Checkpoints
-from learner.errors import DiskFull
+from learner.errors import CheckpointFailed, DiskFull
 from learner.mesh import make_mesh
+from learner.retention import Retention
 from learner.room import is_full, with_room
 from learner.step import Step
 from learner.weights import WEIGHTS, WeightStore, file_digest
@@ -114,16 +115,18 @@ from rich.console import Console
 from tiny import init, make_config, write_config
 from learner.checkpoint import Checkpoints
 from learner.mesh import make_mesh
+from learner.retention import Retention
 from learner.step import Step
 from pathlib import Path
 folder = Path(sys.argv[1])
 model = write_config(folder / "model")
 step = Step(model, make_config(folder).learner, make_mesh("1x1"), init(model))
 state = step.init(jax.device_put(init(model), step.params))
-store = Checkpoints(folder / "checkpoints", 2, lambda step: "f", Console())
+store = Checkpoints(folder / "checkpoints", Retention(2), lambda step: "f", Console())
 for number in range(1, 10_000):
     print("begin", number, flush=True)
     store.save(number, state, {"probe": [number]})
+    store.settled(wait=True)
     print("saved", number, flush=True)
 """
 
@@ -160,7 +163,7 @@ def test_a_checkpoint_is_there_whenever_its_writer_dies(tmp_path):
         folder = tmp_path / f"copy-{number}"
         cut += any("tmp" in entry.name for entry in folder.iterdir())
         out = io.StringIO()
-        store = Checkpoints(folder, 2, lambda step: "f", Console(file=out))
+        store = Checkpoints(folder, Retention(2), lambda step: "f", Console(file=out))
         at, _, facts = store.restore(step.abstract_state(init(model)))
         assert at >= int((tmp_path / f"copy-{number}.saved").read_text()), out.getvalue()
         assert facts["probe"] == [at]
@@ -168,14 +171,14 @@ def test_a_checkpoint_is_there_whenever_its_writer_dies(tmp_path):
     assert cut, "it was never stopped in the middle of a save: the test shows nothing"
 
 
-def full(error: Exception, times: int):
+def full(error: Exception, times: int, then=lambda *args: "written"):
     """A write that finds the disk full so many times."""
     calls = iter([error] * times)
 
-    def write() -> str:
+    def write(*args):
         if (fault := next(calls, None)) is not None:
             raise fault
-        return "written"
+        return then(*args)
 
     return write
 
@@ -251,25 +254,65 @@ def test_a_full_disk_holds_back_acknowledgement_and_announcement(tmp_path, monke
     ]
 
 
+def test_a_save_lost_to_a_full_disk_is_made_up_for_at_the_next_step(tmp_path, monkeypatch):
+    """It fails while training goes on: the run says so, saves the next state instead, and lets the log go no sooner."""
+    from test_train import Source
+
+    config = make_config(tmp_path, steps=5, checkpoint_every=2, keep_checkpoints=1)
+    make_model(config.path / "base")
+    out, source = io.StringIO(), Source([])
+    with loop.Trainer(config, source, lambda version: None, Console(file=out, width=200)) as trainer:
+        store, original = trainer.checkpoints, trainer.checkpoints.saver._handler.finalize
+        monkeypatch.setattr(store.saver._handler, "finalize", full(OSError(errno.ENOSPC, "full"), 1, original))
+        settled = store.settled
+
+        def patient(wait: bool = False) -> bool:
+            # As if a step took longer than a save.
+            return settled(wait=True)
+
+        monkeypatch.setattr(store, "settled", patient)
+        trainer.run(5)
+    assert "checkpoint 2 was not written: the disk is full; saving the state after 3 updates instead" in out.getvalue()
+    assert source.released[0] == 3 and source.released[-1] == 5, "nothing is released for a checkpoint that isn't there"
+    assert store.steps() == [5]
+
+
+def test_any_other_fault_of_a_save_stops_the_run_at_the_next_step(tmp_path, monkeypatch):
+    from test_train import Source
+
+    config = make_config(tmp_path, steps=5, checkpoint_every=2)
+    make_model(config.path / "base")
+    events: list = []
+    with pytest.raises(CheckpointFailed, match=r"checkpoint 2 could not be written.*denied"):
+        with loop.Trainer(config, Source(events), lambda version: None, Console(file=io.StringIO())) as trainer:
+            store = trainer.checkpoints
+            monkeypatch.setattr(store.saver._handler, "finalize", full(OSError(errno.EACCES, "denied"), 1))
+            settled = store.settled
+            monkeypatch.setattr(store, "settled", lambda wait=False: settled(wait=True))
+            trainer.run(5)
+    assert events == [("acknowledged", 0), ("acknowledged", 1)], "step 2 was saved, step 3 found out"
+
+
 def test_a_checkpoint_that_failed_leaves_nothing_and_is_made_again(tmp_path, monkeypatch):
     model = write_config(tmp_path / "model")
     step = Step(model, make_config(tmp_path).learner, make_mesh("1x1"), init(model))
     state = step.init(jax.device_put(init(model), step.params))
-    store = Checkpoints(tmp_path / "checkpoints", 2, lambda step: "f", Console(file=io.StringIO()))
+    store = Checkpoints(tmp_path / "checkpoints", Retention(2), lambda step: "f", Console(file=io.StringIO()))
     for number in (1, 2):
         store.save(number, state, {"probe": [number]})
-    assert store.oldest == 1
+    assert store.settled(wait=True) and store.oldest == 1
 
-    def cut(number: int, **_) -> None:
-        (tmp_path / f"checkpoints/{number}.orbax-checkpoint-tmp/state").mkdir(parents=True)
+    def cut(folder: Path, **_) -> None:
+        (folder.with_name(f"{folder.name}.orbax-checkpoint-tmp") / "state").mkdir(parents=True)
         raise TENSORSTORE
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.manager, "save", cut)
+        patch.setattr(store.saver, "save", cut)
         with pytest.raises(ValueError, match="No space"):
             store.save(3, state, {"probe": [3]})
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
     store.save(3, state, {"probe": [3]})
+    assert store.settled(wait=True)
     at, restored, _ = store.restore(step.abstract_state(init(model)))
     assert (at, store.oldest) == (3, 2)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(restored))

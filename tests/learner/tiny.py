@@ -97,7 +97,11 @@ def make_batch(
                 )
             )
         bucket = "zero_variance" if equal else "trained"
-        records.append(GroupRecord(group, f"tiny/none/train/{group}", ids, tuple(rewards), bucket))
+        streams = [t.tokens.unpack().mask for t in trajectories[-group_size:]]
+        tokens = tuple(int(np.flatnonzero(mask)[-1]) + 1 for mask in streams)
+        sampled = tuple(int(mask.sum()) for mask in streams)
+        task = f"tiny/none/train/{group}"
+        records.append(GroupRecord(group, task, ids, tuple(rewards), bucket, tokens=tokens, sampled=sampled))
     count = groups * group_size
     ledger = Ledger(started=count, trained=0 if equal else count, zero_variance=count if equal else 0)
     oldest = min(trajectory.policy_version for trajectory in trajectories)

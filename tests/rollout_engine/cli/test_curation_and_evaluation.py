@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from protocol.config import load
+from protocol.scores import read_scores
 from rollout_engine.cli import campaign, evaluate, probe, report, select
 from rollout_engine.curation.pool import load_pool, read_pool
 from rollout_engine.environments.registry import find_task
@@ -125,6 +126,7 @@ def test_evaluate_twice_and_report(runner, run, capsys):
     runner.passes = lambda id: 8
     assert run(evaluate, "--label", "trained", "--policy-version", "32") == 0
     assert "pass@8" in capsys.readouterr().out
+    assert read_scores(run.config.path) == {0: 0.5, 32: 1.0}, "the learner keeps its best checkpoints by these"
     files.seconds_file(run.config).write_text('{"train": 12.5}')
     assert run(report) == 0
     made = msgspec.json.decode(files.report_file(run.config).read_bytes())
@@ -165,6 +167,7 @@ def test_tasks_from_files(runner, run, tmp_path, capsys):
     ids = tmp_path / "ids.txt"
     ids.write_text("travel/hotel_downgrade/heldout/7\ntravel/hotel_downgrade/heldout/7\n")
     assert run(evaluate, "--tasks", str(ids), "--repeat", "1", "--label", "one") == 0
+    assert read_scores(run.config.path) == {}, "other tasks than the held-out ones compare with nothing"
     assert [id for id, *_ in runner.ran] == ["travel/hotel_downgrade/heldout/7"]
     for content, words in (("", "names no task"), ("travel/nothing/heldout/0", "no family 'nothing'")):
         ids.write_text(content)
