@@ -213,7 +213,7 @@ class ProcessLink:
             what += f" ({_ending(status)})"
         for name, text in (
             ("its standard output beside the protocol", self.process.wire.stray.decode(errors="replace").strip()),
-            ("the end of its standard error", self._tail()),
+            ("the end of the server's standard error, which all its sessions share", self._tail()),
         ):
             if text:
                 what += f"\n  {name}: " + "\n    ".join(text[-SHOWN_CHARACTERS:].splitlines()[-SHOWN_LINES:])

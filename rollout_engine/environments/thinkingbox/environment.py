@@ -24,6 +24,7 @@ from rollout_engine.environments.thinkingbox.tools import toolbox
 from rollout_engine.errors import BackendError, ConfigurationError
 from rollout_engine.grading.child import GraderHost
 from rollout_engine.sessions.errors import SessionError
+from rollout_engine.sessions.opening import OpenSession, OpensSessions
 from rollout_engine.users.thinkingbox import ThinkingBoxUser
 
 
@@ -32,7 +33,7 @@ class ThinkingBoxEnvironment:
     """``host`` opens sessions; ``groups`` clones them, or is None where each is opened afresh. ``ranking``: whose
     knowledge search the servers have, unless a session knows better."""
 
-    host: Any
+    host: OpensSessions
     groups: GroupSessions | None
     graders: GraderHost
     golden: GoldenRuns
@@ -54,7 +55,7 @@ class ThinkingBoxEnvironment:
             when = "" if opened else "could not be opened"
             raise BackendError(f"the session of {task.id} {when or 'could not be closed'}: {error}") from error
 
-    def _session(self, case: Case, id: TrajectoryId, seed: int) -> AbstractAsyncContextManager[Any]:
+    def _session(self, case: Case, id: TrajectoryId, seed: int) -> AbstractAsyncContextManager[OpenSession]:
         tools = [tool.name for tool in case.scenario.tools]
         if self.groups is None:
             return self.host.open(case.world, seed=seed, tools=tools)

@@ -17,12 +17,13 @@ from rollout_engine.errors import BackendError
 from rollout_engine.grading.child import GraderHost, Job, Outcome
 from rollout_engine.grading.judge.agreeable import Agreeable
 from rollout_engine.sessions.errors import SessionError
+from rollout_engine.sessions.opening import OpensSessions
 
 
 class GoldenRuns:
     """Runs tests on the golden states of their cases. ``host`` opens sessions."""
 
-    def __init__(self, host: Any, graders: GraderHost) -> None:
+    def __init__(self, host: OpensSessions, graders: GraderHost) -> None:
         self._host = host
         self._graders = graders
         self._done: dict[Case, Outcome] = {}

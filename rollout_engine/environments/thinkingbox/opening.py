@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 import httpx
 import trio
@@ -26,6 +25,7 @@ from rollout_engine.grading.child import GraderHost, GraderLimits
 from rollout_engine.grading.judge import Judge
 from rollout_engine.grading.judge.agreeable import Agreeable
 from rollout_engine.sessions import HostLimits, SessionHost
+from rollout_engine.sessions.opening import OpensSessions
 from rollout_engine.sessions.proxy.client import ProxyHost, ProxyLimits
 from rollout_engine.sessions.search.server import SearchUnavailable
 from rollout_engine.sessions.search.service import open_search
@@ -74,7 +74,7 @@ async def open_thinkingbox(
 
 
 @asynccontextmanager
-async def _sessions(config: Config) -> AsyncIterator[Any]:
+async def _sessions(config: Config) -> AsyncIterator[OpensSessions]:
     """What opens sessions: a host of our own, or a proxy by its URL."""
     settings = config.tasks.thinkingbox
     if settings.proxy:

@@ -19,6 +19,7 @@ from rollout_engine.environments.thinkingbox.tools import Toolbox
 from rollout_engine.errors import BackendError, GraderError
 from rollout_engine.grading.child import GraderHost, Outcome
 from rollout_engine.sessions.errors import SessionError
+from rollout_engine.sessions.opening import OpenSession
 from rollout_engine.users.thinkingbox import ThinkingBoxUser
 
 _SHOWN = 2000
@@ -31,7 +32,7 @@ class ThinkingBoxStage:
     def __init__(
         self,
         case: Case,
-        session: Any,
+        session: OpenSession,
         box: Toolbox,
         user: ThinkingBoxUser,
         judge: Any,

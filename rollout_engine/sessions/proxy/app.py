@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rollout_engine.sessions.opening import ServesSessions
 from rollout_engine.sessions.proxy import messages
 from rollout_engine.sessions.proxy.mcp import session_manager
 from rollout_engine.sessions.proxy.messages import ProxyError, Reply, object_reply, text_reply
@@ -35,7 +36,7 @@ Act = Callable[[Registry, Any], Awaitable[Reply]]
 
 @asynccontextmanager
 async def proxy_app(
-    host: Any,
+    host: ServesSessions,
     *,
     key: str | None = None,
     gc_minutes: float | None = None,

@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from rollout_engine.sessions.errors import HostFull, SessionError, SessionTimeout
+from rollout_engine.sessions.opening import ServesSessions
 from rollout_engine.sessions.proxy.held import HeldSession
 from rollout_engine.sessions.proxy.messages import ProxyError, SessionCreate
 from rollout_engine.sessions.proxy.schemas import Described
@@ -25,9 +26,9 @@ COLLECT_EVERY = 60.0
 
 
 class Registry:
-    """``host`` is a SessionHost, or anything with its ``servers`` and ``open``."""
+    """Sessions of ``host`` by id."""
 
-    def __init__(self, host: Any, nursery: trio.Nursery):
+    def __init__(self, host: ServesSessions, nursery: trio.Nursery):
         self._host = host
         self._nursery = nursery
         self._sessions: dict[str, HeldSession] = {}
@@ -104,7 +105,7 @@ class Registry:
 
 
 @asynccontextmanager
-async def open_registry(host: Any, gc_minutes: float | None = None) -> AsyncIterator[Registry]:
+async def open_registry(host: ServesSessions, gc_minutes: float | None = None) -> AsyncIterator[Registry]:
     """A registry whose sessions are closed when the block is left. ``gc_minutes``: collect idle ones meanwhile."""
     async with trio.open_nursery() as nursery:
         registry = Registry(host, nursery)

@@ -20,6 +20,8 @@ from typing import Any
 import trio
 
 from rollout_engine.sessions.errors import HostFull, SessionError
+from rollout_engine.sessions.host import SessionHost
+from rollout_engine.sessions.opening import OpenSession, ServesSessions
 
 
 class _World:
@@ -71,7 +73,7 @@ class _World:
 class ReusingHost:
     """A host like ``host``, which keeps up to ``worlds`` initialized sessions to clone from."""
 
-    def __init__(self, host: Any, worlds: int, nursery: trio.Nursery):
+    def __init__(self, host: SessionHost, worlds: int, nursery: trio.Nursery):
         self.servers = host.servers
         self._host = host
         self._most = worlds
@@ -86,7 +88,7 @@ class ReusingHost:
         seed: int = 0,
         tools: Sequence[str] | None = None,
         session_id: str | None = None,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncIterator[OpenSession]:
         """As the host's own. Raises SessionError."""
         async with AsyncExitStack() as stack:
             session = await self._clone(configs, seed, tools, stack)
@@ -141,7 +143,7 @@ class ReusingHost:
 
 
 @asynccontextmanager
-async def reusing(host: Any, worlds: int) -> AsyncIterator[Any]:
+async def reusing(host: SessionHost, worlds: int) -> AsyncIterator[ServesSessions]:
     """``host`` itself where ``worlds`` is 0, else one that reuses so many. Leave it after its sessions."""
     if not worlds:
         yield host

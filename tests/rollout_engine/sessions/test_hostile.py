@@ -28,7 +28,12 @@ async def lives(host, server):
 @pytest.mark.parametrize(
     "tool, arguments, outcome, said",
     [
-        ("exit", {}, SessionDied, r"ended in tool exit \(exit status 3\)\n.*standard error: I have had enough"),
+        (
+            "exit",
+            {},
+            SessionDied,
+            r"ended in tool exit \(exit status 3\)\n.*standard error, which all its sessions share: I have",
+        ),
         ("crash", {}, SessionDied, r"ended in tool crash \(killed by SIGSEGV\)"),
         ("hang", {}, SessionTimeout, "did not answer tool hang within 0.5 s and was killed"),
         ("spin", {}, SessionTimeout, "did not answer tool spin within 0.5 s and was killed"),
