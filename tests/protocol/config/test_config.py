@@ -39,7 +39,10 @@ def test_overrides_are_yaml_and_numbers_in_scientific_notation_are_numbers(tmp_p
         ("run: r\nrollout: {outage: {errors: 20}}", "rollout.outage.errors (20) is above rollout.outage.among (12)"),
         ("run: r\nrollout: {outage: {longest: 60}}", "rollout.outage.probe (5), .max_probe (120) and .longest (60)"),
         ("run: r\nrollout: {outage: {probe: 200}}", "rollout.outage.probe (200), .max_probe (120)"),
-        ("run: r\nrollout: {batch: 1801}", "learner.batch_timeout (3600) is below rollout.batch + rollout.outage.longest"),
+        (
+            "run: r\nrollout: {batch: 1801}",
+            "learner.batch_timeout (3600) is below rollout.batch + rollout.outage.longest",
+        ),
         ("run: r\nrollout: {retries: {actr: {times: 1}}}", "'rollout.retries.actr'; did you mean 'actor'?"),
         (
             "run: r\nrollout: {retries: {user: {backoff: 60}}}",
@@ -54,6 +57,13 @@ def test_overrides_are_yaml_and_numbers_in_scientific_notation_are_numbers(tmp_p
         ("run: r\njudge: {endpoint: 'judge:80', model: m}", "judge.endpoint: 'judge:80' is no URL"),
         ("run: r\njudge: {form: json}", "judge.form"),
         ("run: r\njudge: {price: {prompts: 1}}", "unknown key 'judge.price.prompts'; did you mean 'prompt'?"),
+        (
+            "run: r\nrollout: {sampling: {top_p: 0.9}}",
+            "rollout.sampling.top_p (0.9) needs rollout.sampling.top_k: what each token was sampled from is recorded",
+        ),
+        ("run: r\nrollout: {sampling: {top_p: 0.9, top_k: 0}}", "Set top_k (to 20, say), or top_p to 1"),
+        ("run: r\nrollout: {sampling: {top_k: 2000}}", "Expected `int` <= 1024 - at `rollout.sampling.top_k`"),
+        ("run: r\nlearner: {keep_every: 12, checkpoint_every: 5}", "keep_every (12) is no multiple"),
         ("run: r\nlearner: {row_tokens: 64}", "row_tokens (64) is below rollout.limits.episode_tokens (900)"),
         (
             "run: r\nlearner: {lora: {targets: q_proj}}",
