@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from rich.console import Console
 
-from learner.processes import first, gathered
+from learner.errors import ProcessesError
+from learner.processes import first, gathered, of_another
 from learner.retention import Retention
 from learner.step import State
 from protocol.config import ConfigError
@@ -108,10 +110,10 @@ class Checkpoints:
         """(step, state, facts) of the newest readable checkpoint, or None.
 
         ``like``: shapes with shardings: another mesh, or number of processes, than it was saved on is fine. Raises
-        :class:`ConfigError` when the checkpoint belongs to another learning configuration.
+        :class:`ConfigError` when the checkpoint belongs to another learning configuration, and
+        :class:`ProcessesError` where there are other processes and one can't read its part: they all start again then.
         """
         for step in reversed(self.steps()):
-            state, facts, damage = None, {}, None
             try:
                 facts = self._read(step, facts=ocp.args.JsonRestore()).facts
                 self._require_same(step, facts["fingerprint"])
@@ -119,10 +121,18 @@ class Checkpoints:
             except ConfigError:
                 raise
             except Exception as error:  # Orbax and TensorStore raise many kinds for a file that is cut or gone
-                damage = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            if gathered(np.array([damage is None])).all():
-                return step, state, facts
-            self._move_aside(step, damage or "another process can't read its part of it")
+                if of_another(error):
+                    raise
+                summary = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+                damaged = f"checkpoint {step} is damaged and was moved to {self._move_aside(step)}"
+                if jax.process_count() > 1:
+                    # The others may have read their parts of it, and be waiting for this one.
+                    raise ProcessesError(
+                        f"{damaged}: {summary}. The same command on every node goes on from the one before it"
+                    ) from error
+                self.console.print(f"[yellow]{damaged}[/]: {summary}", highlight=False)
+                continue
+            return step, state, facts
         return None
 
     def close(self) -> None:
@@ -144,17 +154,14 @@ class Checkpoints:
                 "there (bin/trajectories fork)"
             )
 
-    def _move_aside(self, step: int, damage: str) -> None:
+    def _move_aside(self, step: int) -> Path:
         # What can't be read here and now (too little memory, another model) may be whole all the same.
-        if first():
-            shelf = self.folder.with_name(self.folder.name + "-unreadable")
-            shelf.mkdir(exist_ok=True)
-            aside = shelf / f"{step}-{len(list(shelf.iterdir()))}"
+        shelf = self.folder.with_name(self.folder.name + "-unreadable")
+        shelf.mkdir(exist_ok=True)
+        aside = shelf / f"{step}-{len(list(shelf.iterdir()))}"
+        with suppress(FileNotFoundError):  # Another process has found the damage, too.
             (self.folder / str(step)).rename(aside)
-            self.console.print(
-                f"[yellow]checkpoint {step} is damaged and was moved to {aside}[/]: {damage}", highlight=False
-            )
-        gathered(np.zeros(1))
+        return aside
 
     def _forget(self) -> None:
         """Remove what a failed save has left."""
