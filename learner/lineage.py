@@ -123,6 +123,7 @@ def _under(config: Config, tree: dict) -> Config:
         checkpoint_every=here.checkpoint_every,
         keep_checkpoints=here.keep_checkpoints,
         keep_weights=here.keep_weights,
+        full_push_every=here.full_push_every,
         batch_timeout=here.batch_timeout,
         optimizer=msgspec.structs.replace(past.learner.optimizer, memory=here.optimizer.memory),
     )

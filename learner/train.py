@@ -101,7 +101,11 @@ class Trainer:
         self.base_facts = base_facts(self.compiled.base)
         config.path.mkdir(parents=True, exist_ok=True)
         self.weights = WeightStore(
-            config.path / "weights", model_folder(config), learner.weights_dtype, learner.keep_weights
+            config.path / "weights",
+            model_folder(config),
+            learner.weights_dtype,
+            learner.keep_weights,
+            learner.full_push_every,
         )
         own = learning_fingerprint(config)
         self.checkpoints = Checkpoints(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -22,11 +21,13 @@ from learner.models.families import read_config
 from learner.models.family import ModelConfig
 from learner.models.parameters import Parameter, initialise, shapes
 from learner.models.tensor_files import TensorSpec, open_tensors
+from learner.push.relay import Piece, host_tensors
 from protocol.config import ConfigError
 
 __all__ = [
     "carried_tensors",
     "check_tensors",
+    "export_pieces",
     "export_specs",
     "export_tensors",
     "init_params",
@@ -119,18 +120,24 @@ def export_specs(config: ModelConfig, dtype: str) -> dict[str, TensorSpec]:
 
 
 def export_tensors(config: ModelConfig, params: dict, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
-    """(Hugging Face name, host array of ``dtype``) of every parameter, one tensor at a time."""
+    """(Hugging Face name, host array of ``dtype``) of every parameter, one tensor at a time, in one process."""
+    pieces = export_pieces(config, params, 1)
+    names = (name for leaf in jax.tree.leaves(config.parameters()) for name in leaf.names)
+    for name, (_, tensor) in zip(names, host_tensors(pieces, dtype, 1), strict=True):
+        yield name, tensor
+
+
+def export_pieces(config: ModelConfig, params: dict, writers: int) -> list[Piece]:
+    """Every tensor, in the order of :func:`export_specs`, dealt out to ``writers`` in turn."""
     tree = config.parameters()
-    for parameter, value in zip(jax.tree.leaves(tree), jax.tree.leaves(params), strict=True):
-        for i, name in enumerate(parameter.names):
-            tensor = value.astype(dtype) if parameter.layers is None else _layer(value, i, dtype)
-            tensor = np.asarray(jax.device_get(tensor))
-            yield name, tensor.T if parameter.transposed else tensor
-
-
-@partial(jax.jit, static_argnames="dtype")
-def _layer(value: jax.Array, index: int, dtype: str) -> jax.Array:
-    return jax.lax.dynamic_index_in_dim(value, index, keepdims=False).astype(dtype)
+    return [
+        Piece(parameter, value, None if parameter.layers is None else i, number % writers)
+        for number, (parameter, value, i) in enumerate(
+            (parameter, value, i)
+            for parameter, value in zip(jax.tree.leaves(tree), jax.tree.leaves(params), strict=True)
+            for i in range(len(parameter.names))
+        )
+    ]
 
 
 def _read(parameter: Parameter, tensors: dict[str, np.ndarray], index: tuple[slice, ...], dtype) -> np.ndarray:

@@ -66,6 +66,13 @@ def open_tensors(folder: str | Path) -> dict[str, np.ndarray]:
 
 def file_pieces(specs: Mapping[str, TensorSpec], tensors: Iterable[np.ndarray]) -> Iterator[bytes | memoryview]:
     """A safetensors file in pieces: header, then each tensor's bytes. ``tensors`` come in the order of ``specs``."""
+    yield file_header(specs)
+    for (name, spec), tensor in zip(specs.items(), tensors, strict=True):
+        yield tensor_bytes(name, spec, tensor)
+
+
+def file_header(specs: Mapping[str, TensorSpec]) -> bytes:
+    """What a file of these tensors begins with, a multiple of 8 bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, spec in specs.items():
@@ -73,8 +80,11 @@ def file_pieces(specs: Mapping[str, TensorSpec], tensors: Iterable[np.ndarray]) 
         header[name] = {"dtype": _NAMES[spec.dtype], "shape": spec.shape, "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text)) + text
-    for (name, spec), tensor in zip(specs.items(), tensors, strict=True):
-        if (tensor.shape, tensor.dtype) != spec:
-            raise ValueError(f"tensor {name} is {tensor.dtype} {tensor.shape}, announced as {spec.dtype} {spec.shape}")
-        yield memoryview(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))
+    return struct.pack("<Q", len(text)) + text
+
+
+def tensor_bytes(name: str, spec: TensorSpec, tensor: np.ndarray) -> memoryview:
+    """A tensor as it stands in a file; raises ValueError for one that isn't as announced."""
+    if (tensor.shape, tensor.dtype) != spec:
+        raise ValueError(f"tensor {name} is {tensor.dtype} {tensor.shape}, announced as {spec.dtype} {spec.shape}")
+    return memoryview(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))

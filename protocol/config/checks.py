@@ -58,6 +58,11 @@ def check(config: Config, source: str) -> None:
             f"{source}: rollout.sampling.top_p ({sampling.top_p:g}) needs rollout.sampling.top_k: what each token was "
             "sampled from is recorded, and nothing else bounds that record. Set top_k (to 20, say), or top_p to 1"
         )
+    if config.learner.full_push_every > 1 and config.learner.weights_dtype == "float32":
+        raise ConfigError(
+            f"{source}: learner.full_push_every ({config.learner.full_push_every}) is for learner.weights_dtype "
+            "bfloat16: every float32 value changes in every update, so pushing what changed would save nothing"
+        )
     longest = config.rollout.limits.episode_tokens
     if config.learner.row_tokens < longest:
         raise ConfigError(

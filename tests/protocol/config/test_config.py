@@ -85,6 +85,11 @@ def test_overrides_are_yaml_and_numbers_in_scientific_notation_are_numbers(tmp_p
             "rollout.user.endpoint: 'localhost:8000/v1' is no",
         ),
         ("run: r\nrollout: {user: {endpoint: 'http://[::1'}}", "rollout.user.endpoint: 'http://[::1' is no URL"),
+        ("run: r\nlearner: {full_push_every: 0}", "learner.full_push_every"),
+        (
+            "run: r\nlearner: {full_push_every: 8, weights_dtype: float32}",
+            "learner.full_push_every (8) is for learner.weights_dtype bfloat16",
+        ),
         ("run: r\nactor: {urls: ['http://a:1', 'http://b:99999']}", "actor.urls: 'http://b:99999' is no URL"),
     ],
 )
