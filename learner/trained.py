@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.sharding import Mesh
 
+from learner.adapter_files import write_adapter
 from learner.lora import adapter_parameters, init_adapters
 from learner.merge import merged_params, pushed_adapters
 from learner.mesh import param_shardings
 from learner.models.family import ModelConfig
 from learner.models.huggingface import load_params, param_shapes, params_digest
 from learner.models.parameters import shapes
+from learner.weights import AdapterPush
 from protocol.config import Config, ConfigError
+
+
+class Policy(NamedTuple):
+    """A version of the policy, to be pushed."""
+
+    params: dict
+    """The whole model's parameters as an actor will hold them, but for rounding to what is pushed."""
+    adapter: AdapterPush | None
+    """What is pushed instead of them; None: they are."""
 
 
 class Trained(Protocol):
@@ -36,8 +47,8 @@ class Trained(Protocol):
         """What is trained, before the first update, placed by ``shardings``. Raises :class:`ConfigError`."""
         ...
 
-    def policy(self, params: dict, base: dict | None) -> dict:
-        """The whole model's parameters as an actor will hold them, but for rounding to what is pushed."""
+    def policy(self, params: dict, base: dict | None) -> Policy:
+        """What is pushed of trained ``params``."""
         ...
 
 
@@ -53,8 +64,8 @@ class Parameters:
     def start(self, folder: Path, shardings) -> dict:
         return load_params(self.model, folder, shardings)
 
-    def policy(self, params: dict, base: None) -> dict:
-        return params
+    def policy(self, params: dict, base: None) -> Policy:
+        return Policy(params, None)
 
 
 class Adapters:
@@ -63,6 +74,7 @@ class Adapters:
     def __init__(self, config: Config, model: ModelConfig, mesh: Mesh):
         """Raises :class:`ConfigError` for a target that the model lacks."""
         self.lora, self.seed, self.dtype = config.learner.lora, config.seed, model.param_dtype
+        self.called = config.model.folder
         self.declared = adapter_parameters(model, self.lora)
         self.shapes = shapes(self.declared, self.dtype)
         self.frozen = dataclasses.replace(model, param_dtype=config.learner.weights_dtype)
@@ -76,8 +88,13 @@ class Adapters:
     def start(self, folder: Path, shardings) -> dict:
         return init_adapters(self.declared, self.dtype, self.seed, shardings)
 
-    def policy(self, params: dict, base: dict) -> dict:
-        return merged_params(base, pushed_adapters(params, self.lora.rank), self.lora.scale)
+    def policy(self, params: dict, base: dict) -> Policy:
+        pushed = pushed_adapters(params, self.lora.rank)
+
+        def write(folder: Path) -> dict[str, str]:
+            return write_adapter(folder, self.declared, pushed, self.lora, self.called)
+
+        return Policy(merged_params(base, pushed, self.lora.scale), AdapterPush(base, write))
 
 
 def what_is_trained(config: Config, model: ModelConfig, mesh: Mesh) -> Trained:
