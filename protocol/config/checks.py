@@ -52,6 +52,11 @@ def check(config: Config, source: str) -> None:
             f"{source}: learner.lora.targets: {lora.targets!r} is no set of layers; known: {', '.join(LORA_TARGETS)}, "
             "or a list of names, such as [q_proj, v_proj]"
         )
+    if lora and config.learner.full_push_every > 1:
+        raise ConfigError(
+            f"{source}: learner.full_push_every ({config.learner.full_push_every}) is for pushes of all parameters; with "
+            "learner.lora only adapters are pushed: leave it at 1"
+        )
     sampling = config.rollout.sampling
     if sampling.top_p < 1 and not sampling.support:
         raise ConfigError(

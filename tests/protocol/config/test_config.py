@@ -69,6 +69,7 @@ def test_overrides_are_yaml_and_numbers_in_scientific_notation_are_numbers(tmp_p
             "run: r\nlearner: {lora: {targets: q_proj}}",
             "'q_proj' is no set of layers; known: attention_mlp, gdn_hybrid",
         ),
+        ("run: r\nlearner: {lora: {}, full_push_every: 5}", "full_push_every (5) is for pushes of all parameters"),
         ("run: r\nlearner: {lora: {targets: []}}", "length >= 1 - at `learner.lora.targets`"),
         ("run: r\nlearner: {lora: {rnk: 8}}", "unknown key 'learner.lora.rnk'; did you mean 'rank'?"),
         ("- a", "is a mapping, not list"),
