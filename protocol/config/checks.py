@@ -43,8 +43,8 @@ def check(config: Config, source: str) -> None:
     if config.learner.batch_timeout < engine:
         raise ConfigError(
             f"{source}: learner.batch_timeout ({config.learner.batch_timeout:g}) is below rollout.batch + "
-            f"rollout.outage.longest ({config.rollout.batch:g} + {config.rollout.outage.longest:g}), so the learner could "
-            "give a step up that the engine still works on"
+            f"rollout.outage.longest ({config.rollout.batch:g} + {config.rollout.outage.longest:g}), so the learner "
+            "could give a step up that the engine still works on"
         )
     lora = config.learner.lora
     if lora and isinstance(lora.targets, str) and lora.targets not in LORA_TARGETS:
@@ -54,8 +54,8 @@ def check(config: Config, source: str) -> None:
         )
     if lora and config.learner.full_push_every > 1:
         raise ConfigError(
-            f"{source}: learner.full_push_every ({config.learner.full_push_every}) is for pushes of all parameters; with "
-            "learner.lora only adapters are pushed: leave it at 1"
+            f"{source}: learner.full_push_every ({config.learner.full_push_every}) is for pushes of all parameters; "
+            "with learner.lora only adapters are pushed: leave it at 1"
         )
     sampling = config.rollout.sampling
     if sampling.top_p < 1 and not sampling.support:
