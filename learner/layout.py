@@ -5,8 +5,8 @@ so that every process of a run comes to the same one and then builds only the ro
 trajectory lies whole in exactly one row.
 
 **Few shapes.** A microbatch has rows of T tokens (``row_tokens``), T/2 or T/4, and R (``rows_per_microbatch``), 2R or
-4R of them, never more than R x T tokens; a row has places of loss for half or for all of its tokens. That makes at
-most 12 shapes, and so programs to compile, however long a run is. An update takes few of them: of every length full
+4R of them, never more than R x T tokens; a row has places of loss for one to four quarters of its tokens. That makes
+at most 24 shapes, and so programs to compile, however long a run is. An update takes few of them: of every length full
 microbatches, and for the rest the halves and quarters of one.
 
 **Which lengths.** Attention computes a whole row's square, unless its kernel passes over pairs of different
@@ -36,7 +36,7 @@ VERSION = 2
 BLOCK = 128
 """Shorter rows are whole blocks of attention's queries, and chunks of the delta rule, so that neither fills up."""
 HALVINGS = 2
-SHARES = 2
+SHARES = 4
 
 
 class Work(NamedTuple):
