@@ -18,12 +18,14 @@ from learner.layout import TOKENS_ALONE, Layout, Work, fill, plan
 
 class Stream(NamedTuple):
     """One token stream to learn from. ``ids`` int32 [T]; ``sampled`` int32 [S]: positions (> 0) of the tokens
-    with a loss; ``weights``, ``behaviour`` float32 [S]: advantage (or loss weight) and log-probability of each."""
+    with a loss; ``weights``, ``behaviour`` float32 [S]: advantage (or loss weight) and log-probability of each;
+    ``support`` int32 [S, K]: the ids that each was sampled from, -1 where there are fewer than K. None: all of them."""
 
     ids: np.ndarray
     sampled: np.ndarray
     weights: np.ndarray
     behaviour: np.ndarray
+    support: np.ndarray | None = None
 
 
 class Microbatch(NamedTuple):
@@ -33,6 +35,7 @@ class Microbatch(NamedTuple):
     ``index``      int32 [R, S]: position whose hidden state predicts the target (its own position - 1).
     ``targets``    int32 [R, S]; ``valid`` bool [R, S]: False on padding of the list.
     ``weights``    float32 [R, S]: advantages; ``behaviour`` float32 [R, S]: log-probabilities when sampled.
+    ``support``    int32 [R, S, K]: the ids that each was sampled from, then -1. K is 0 where that was the vocabulary.
     """
 
     ids: np.ndarray
@@ -43,11 +46,14 @@ class Microbatch(NamedTuple):
     valid: np.ndarray
     weights: np.ndarray
     behaviour: np.ndarray
+    support: np.ndarray
 
 
-def build(layout: Layout, streams: Mapping[int, Stream] | Sequence[Stream], rows: slice = slice(None)) -> Microbatch:
+def build(
+    layout: Layout, streams: Mapping[int, Stream] | Sequence[Stream], rows: slice = slice(None), support: int = 0
+) -> Microbatch:
     """The ``rows`` of a microbatch: all of them, or those of this process's devices, whose ``streams`` alone are
-    looked at."""
+    looked at. ``support`` is the width K of theirs, 0 where they have none."""
     members = layout.rows[rows]
     count, length, places = len(members), layout.tokens, layout.places
     out = Microbatch(
@@ -55,6 +61,7 @@ def build(layout: Layout, streams: Mapping[int, Stream] | Sequence[Stream], rows
         *(np.zeros((count, places), np.int32) for _ in range(2)),
         np.zeros((count, places), bool),
         *(np.zeros((count, places), np.float32) for _ in range(2)),
+        np.full((count, places, support), -1, np.int32),
     )
     for r, row in enumerate(members):
         start = place = 0
@@ -70,16 +77,24 @@ def build(layout: Layout, streams: Mapping[int, Stream] | Sequence[Stream], rows
             out.valid[r, losses] = True
             out.weights[r, losses] = stream.weights
             out.behaviour[r, losses] = stream.behaviour
+            if support:
+                out.support[r, losses] = stream.support
             start, place = tokens.stop, losses.stop
     return out
 
 
 def pack(
-    streams: Sequence[Stream], row_tokens: int, rows_per_microbatch: int, shards: int = 1, work: Work = TOKENS_ALONE
+    streams: Sequence[Stream],
+    row_tokens: int,
+    rows_per_microbatch: int,
+    shards: int = 1,
+    work: Work = TOKENS_ALONE,
+    support: int = 0,
 ) -> list[Microbatch]:
     """:func:`plan` and :func:`build` in one: the microbatches of an update in a process that has all of it."""
     lengths, sampled = ([len(x) for x in column] for column in ([s.ids for s in streams], [s.sampled for s in streams]))
-    return [build(layout, streams) for layout in plan(lengths, sampled, row_tokens, rows_per_microbatch, shards, work)]
+    layouts = plan(lengths, sampled, row_tokens, rows_per_microbatch, shards, work)
+    return [build(layout, streams, support=support) for layout in layouts]
 
 
 def one_shape(streams: Sequence[Stream], tokens: int, rows: int) -> Microbatch:

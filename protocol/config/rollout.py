@@ -27,8 +27,16 @@ class Limits(Section):
 
 class SamplingConfig(Section):
     temperature: Annotated[float, Meta(gt=0)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1)] = -1
+    top_k: Annotated[int, Meta(ge=-1, le=1024)] = -1
+    """Tokens that one can be sampled from, recorded with each; 0 or -1: the whole vocabulary, of which nothing is
+    recorded."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Below 1 only with ``top_k``, which bounds the record."""
+
+    @property
+    def support(self) -> int:
+        """Most ids that a token of a trajectory is recorded to have been sampled from; 0: nothing is recorded."""
+        return max(0, self.top_k)
 
 
 class Retry(Section):

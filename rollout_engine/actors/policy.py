@@ -1,7 +1,8 @@
 """What the engine asks of a policy: token ids in, token ids out.
 
 Invariant: a policy never sees text and never returns text. Sampled ids, their behaviour
-log-probabilities and the policy version of each come back together or not at all.
+log-probabilities and the policy version of each come back together or not at all, and, where sampling
+was truncated, what each was sampled from.
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ class Sampling:
     top_k: int = -1
     """-1: no truncation."""
     top_p: float = 1.0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether only some of the vocabulary can be sampled, and the ratio of an update needs to know which.
+
+        Greedy sampling (temperature 0) isn't for updates.
+        """
+        return self.top_k > 0 and self.temperature > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,9 @@ class Generation:
     versions: list[int]
     finish: Literal["stop", "length"]
     actor: str = ""
+    support: list[list[int]] | None = None
+    """The ids that each could have been, itself among them; None unless sampling was ``truncated``. Then a
+    log-probability is of the distribution over these alone."""
 
 
 class Policy(Protocol):

@@ -55,4 +55,6 @@ class ScriptedPolicy:
             text = f"</think>\n\n{text}"
         ids = [*self._template.encode(text), self._template.close_id][: request.max_tokens]
         finish = "stop" if ids[-1] in request.stop_ids else "length"
-        return Generation(ids, [0.0] * len(ids), [self._version] * len(ids), finish, actor="scripted")
+        # It could have said nothing else.
+        support = [[id] for id in ids] if request.sampling.truncated else None
+        return Generation(ids, [0.0] * len(ids), [self._version] * len(ids), finish, "scripted", support)

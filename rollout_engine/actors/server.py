@@ -55,6 +55,8 @@ def flags(config: Config, folder: Path) -> list[str]:
         "generation-config": "vllm",
         # Log-probabilities of the distribution that was sampled from, temperature included.
         "logprobs-mode": "processed_logprobs",
+        # As many as tokens can be sampled from; vLLM's own bound is 20.
+        "max-logprobs": str(max(20, config.rollout.sampling.top_k)),
         # First come, first served, but for the probe that proves new weights.
         "scheduling-policy": "priority",
         "worker-extension-cls": "rollout_engine.actors.worker.WeightLoader",

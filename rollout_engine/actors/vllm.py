@@ -1,7 +1,8 @@
 """A policy behind one vLLM server.
 
 Invariant: ids in, ids out. What was sampled comes back with its log-probability and its policy version, the
-stop id included, or :class:`ActorError` is raised; nothing is ever re-tokenised or filled in.
+stop id included, and with truncated sampling with what it was sampled from, or :class:`ActorError` is raised; nothing
+is ever re-tokenised or filled in.
 
 ``/inference/v1/generate`` says which weights sampled which token: ``vN`` are proven, ``vN?`` are loaded and being
 proven (rule 20). An answer that ends in the latter is held back until the proof, so weights may change under running
@@ -18,7 +19,8 @@ from typing import Annotated, Any, Literal
 import httpx
 import msgspec
 
-from rollout_engine.actors.policy import GenerateRequest, Generation
+from rollout_engine.actors.policy import GenerateRequest, Generation, Sampling
+from rollout_engine.actors.support import MISSING, Candidate, read_support
 from rollout_engine.chat_endpoint import retry_after
 from rollout_engine.errors import ActorError
 from rollout_engine.tokens.ids import raw_json
@@ -26,8 +28,6 @@ from rollout_engine.tokens.ids import raw_json
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
 _LABEL = re.compile(r"v(\d+)(\??)")
-_FLOOR = -9998.0
-"""vLLM writes -9999 for a log-probability that it doesn't have."""
 
 
 class ActorRefusal(ActorError):
@@ -40,6 +40,7 @@ class ActorBusy(ActorError):
 
 class _Content(msgspec.Struct):
     logprob: float
+    top_logprobs: list[Candidate] = []
 
 
 class _Logprobs(msgspec.Struct):
@@ -65,6 +66,7 @@ class _Answer(msgspec.Struct):
 
 class _CompletionLogprobs(msgspec.Struct):
     token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float]] | None = None
 
 
 class _CompletionChoice(msgspec.Struct):
@@ -123,14 +125,14 @@ class VllmActor:
         if self._model is None:
             answer = await self._post(GENERATE, _ENCODER.encode(_generate_body(request)))
             if answer.status_code == 200:
-                return await self._read_answer(answer.content)
+                return await self._read_answer(answer.content, request.sampling)
             if answer.status_code not in (403, 404, 405) or self._version is None:
                 raise self._refused(answer)
             self._model = await self._served_model()
         answer = await self._post(COMPLETIONS, _ENCODER.encode(_completion_body(request, self._model)))
         if answer.status_code != 200:
             raise self._refused(answer)
-        return self._read_completion(answer.content)
+        return self._read_completion(answer.content, request.sampling)
 
     async def healthy(self) -> bool:
         """Whether ``/health`` answers."""
@@ -163,6 +165,8 @@ class VllmActor:
     def _refused(self, answer: httpx.Response) -> ActorError:
         status = answer.status_code
         hint = ": start it with --enable-scale-out" if status == 403 else ""
+        if status == 400 and b"logprobs" in answer.content:
+            hint = " (a server of your own needs --max-logprobs of at least rollout.sampling.top_k)"
         said = f"{answer.url} answered {status}{hint}: {answer.content[:500].decode(errors='replace')}"
         if status in (429, 503):
             busy = ActorBusy(said)
@@ -170,21 +174,24 @@ class VllmActor:
             return busy
         return ActorRefusal(said) if 400 <= status < 500 and status != 408 else ActorError(said)
 
-    async def _read_answer(self, body: bytes) -> Generation:
+    async def _read_answer(self, body: bytes, sampling: Sampling) -> Generation:
         choice = self._decode(_ANSWER, body).choices[0]
         logprobs = [content.logprob for content in choice.logprobs.content]
+        candidates = [content.top_logprobs for content in choice.logprobs.content]
         versions, unproven = self._versions(choice)
-        generation = self._generation(choice, logprobs, versions)
+        generation = self._generation(choice, logprobs, versions, candidates, sampling)
         if unproven is not None:
             if self._proof is None:
                 raise ActorError(f"{self.url} sampled with weights {unproven} before they were proven")
             await self._proof(unproven)
         return generation
 
-    def _read_completion(self, body: bytes) -> Generation:
+    def _read_completion(self, body: bytes, sampling: Sampling) -> Generation:
         choice = self._decode(_COMPLETION, body).choices[0]
         logprobs = [-9999.0 if value is None else value for value in choice.logprobs.token_logprobs]
-        return self._generation(choice, logprobs, [self._version] * len(choice.token_ids))
+        candidates = [_by_id(named) for named in choice.logprobs.top_logprobs or [{}] * len(logprobs)]
+        versions = [self._version] * len(choice.token_ids)
+        return self._generation(choice, logprobs, versions, candidates, sampling)
 
     def _decode(self, decoder: msgspec.json.Decoder, body: bytes) -> Any:
         try:
@@ -213,16 +220,27 @@ class VllmActor:
         return versions, unproven
 
     def _generation(
-        self, choice: _Choice | _CompletionChoice, logprobs: list[float], versions: list[int]
+        self,
+        choice: _Choice | _CompletionChoice,
+        logprobs: list[float],
+        versions: list[int],
+        candidates: list[list[Candidate]],
+        sampling: Sampling,
     ) -> Generation:
         count = len(choice.token_ids)
         if not count or len(logprobs) != count or len(versions) != count:
             raise ActorError(
                 f"{self.url} sent {count} ids, {len(logprobs)} log-probabilities and {len(versions)} versions"
             )
-        if min(logprobs) < _FLOOR:
+        if min(logprobs) < MISSING:
             raise ActorError(f"{self.url} sent no log-probability for a sampled token")
-        return Generation(choice.token_ids, logprobs, versions, self._finish(choice.finish_reason), self.url)
+        support = None
+        if sampling.truncated:
+            try:
+                support, logprobs = read_support(choice.token_ids, logprobs, candidates, sampling.top_k)
+            except ValueError as error:
+                raise ActorError(f"{self.url} doesn't say what was sampled from: {error}") from error
+        return Generation(choice.token_ids, logprobs, versions, self._finish(choice.finish_reason), self.url, support)
 
     def _finish(self, reason: str | None) -> Literal["stop", "length"]:
         if reason == "stop":
@@ -240,8 +258,8 @@ def _generate_body(request: GenerateRequest) -> dict[str, Any]:
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "stop_token_ids": request.stop_ids,
-        # Of the sampled token alone.
-        "logprobs": 0,
+        # Of the sampled token alone, or of all that it was sampled from.
+        "logprobs": sampling.top_k if sampling.truncated else 0,
         "detokenize": False,
         # The model folder's idea of an end is not ours: stop_ids is the whole truth.
         "ignore_eos": True,
@@ -255,4 +273,16 @@ def _completion_body(request: GenerateRequest, model: str) -> dict[str, Any]:
     body = _generate_body(request)
     parameters = body["sampling_params"]
     del parameters["detokenize"]
-    return {"model": model, "prompt": body["token_ids"], "return_token_ids": True, **parameters}
+    return {
+        "model": model,
+        "prompt": body["token_ids"],
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        **parameters,
+    }
+
+
+def _by_id(named: dict[str, float]) -> list[Candidate]:
+    """Candidates by the names that ``return_tokens_as_token_ids`` gives them, ``token_id:7``; others have none."""
+    ids = ((name.removeprefix("token_id:"), logprob) for name, logprob in named.items())
+    return [Candidate(int(id), logprob) for id, logprob in ids if id.isdecimal()]

@@ -233,3 +233,61 @@ async def test_a_server_that_names_no_model_is_an_actor_error(models: object) ->
 
     with pytest.raises(ActorError, match="sent an answer that can't be read"):
         await actor(handler, version=3).generate(REQUEST)
+
+
+TRUNCATED = GenerateRequest([5], 2, Sampling(top_k=3, top_p=0.9), stop_ids=(), episode="e")
+NAMED = [{8: -0.25, 4: -1.5, 6: -9999.0}, {9: 0.0, 1: -9999.0, 2: -9999.0}]
+"""Candidates of the two tokens 8 and 9."""
+
+
+def truncated_answer(named=NAMED) -> httpx.Response:
+    content = [
+        {"logprob": p, "top_logprobs": [{"token_id": id, "logprob": q, "rank": 1} for id, q in others.items()]}
+        for p, others in zip((-0.25, 0.0), named, strict=True)
+    ]
+    spans = [{"version": "v4", "start": 0, "end": 2}]
+    choice = {"token_ids": [8, 9], "finish_reason": "length", "logprobs": {"content": content}}
+    return httpx.Response(200, json={"choices": [choice | {"weight_versions": spans}]})
+
+
+async def test_with_truncated_sampling_each_token_comes_with_what_it_was_sampled_from() -> None:
+    sent: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return truncated_answer()
+
+    generation = await actor(handler).generate(TRUNCATED)
+    assert json.loads(sent[0].content)["sampling_params"]["logprobs"] == 3
+    assert (generation.support, generation.logprobs) == ([[8, 4], [9]], [-0.25, 0.0])
+    assert (await actor(lambda _: answer()).generate(REQUEST)).support is None
+
+
+async def test_completions_name_candidates_too() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/v1/completions":
+            return httpx.Response(200, json={"data": [{"id": "tiny"}]}) if request.method == "GET" else CLOSED
+        body = json.loads(request.content)
+        assert (body["logprobs"], body["return_tokens_as_token_ids"]) == (3, True)
+        named = [{f"token_id:{id}": p for id, p in others.items()} for others in NAMED]
+        logprobs = {"token_logprobs": [-0.25, 0.0], "top_logprobs": named}
+        choice = {"token_ids": [8, 9], "logprobs": logprobs, "finish_reason": "length"}
+        return httpx.Response(200, json={"choices": [choice]})
+
+    generation = await actor(handler, version=3).generate(TRUNCATED)
+    assert (generation.support, generation.logprobs) == ([[8, 4], [9]], [-0.25, 0.0])
+
+
+CLOSED = httpx.Response(403, text="disabled")
+
+
+async def test_an_answer_that_leaves_out_what_was_sampled_from_is_an_actor_error() -> None:
+    for named in ([{}, {}], [NAMED[0], {1: -0.5}]):
+        with pytest.raises(ActorError, match="doesn't say what was sampled from: no candidates with token"):
+            await actor(lambda _, named=named: truncated_answer(named)).generate(TRUNCATED)
+
+
+async def test_a_server_that_names_too_few_candidates_says_how_to_start_it() -> None:
+    text = "Requested sample logprobs of 30, which is greater than max allowed: 20"
+    with pytest.raises(ActorRefusal, match="needs --max-logprobs of at least rollout.sampling.top_k.*max allowed: 20"):
+        await actor(lambda _: httpx.Response(400, text=text)).generate(TRUNCATED)
