@@ -106,3 +106,45 @@ def test_a_group_carried_over_is_a_group_of_its_own_though_it_bears_the_number_o
     assert [float(s.weights[0]) for s in out] == pytest.approx(
         [0.75**0.5, -(0.75**0.5)] * 2 + [0.5, 0.5, 0.5, -1.5], rel=1e-5
     )
+
+
+def with_supports(trajectory, supports):
+    tokens = trajectory.tokens.unpack()
+    arrays = TokenArrays.pack(tokens.ids, tokens.mask, tokens.logprobs, tokens.versions, supports)
+    return msgspec.structs.replace(trajectory, tokens=arrays)
+
+
+def sampled_ids(trajectory):
+    tokens = trajectory.tokens.unpack()
+    return tokens.ids[tokens.mask == 1].tolist()
+
+
+def test_supports_are_padded_to_one_width():
+    batch, trajectories = make_batch(3)
+    # Each token alone, but for the first, which could have been two others.
+    supports = [[[id] for id in sampled_ids(t)] for t in trajectories]
+    for each in supports:
+        each[0] = [1, *each[0], 2]
+    trajectories = [with_supports(t, each) for t, each in zip(trajectories, supports, strict=True)]
+    for stream, each in zip(streams(batch, trajectories, 3, support=4), supports, strict=True):
+        assert stream.support.dtype == np.int32
+        assert stream.support.tolist() == [members + [-1] * (4 - len(members)) for members in each]
+    assert all(s.support is None for s in streams(*make_batch(3), 3))
+
+
+@pytest.mark.parametrize(
+    ("supports", "width", "message"),
+    [
+        (lambda ids: None, 4, r"doesn't record what its tokens were sampled from, and rollout.sampling.top_k is 4"),
+        (lambda ids: [[id] for id in ids], 0, "tokens sampled from 1 ids, and rollout.sampling.top_k is 0"),
+        (lambda ids: [[id, 70, 71, 72, 73] for id in ids], 4, "tokens sampled from 5 ids, and rollout.sampling.top_k"),
+        (lambda ids: [[id] for id in ids[:-1]] + [[ids[-1] + 1]], 4, "isn't among those that it was sampled from"),
+        (lambda ids: [[]] + [[id] for id in ids[1:]], 4, "isn't among those that it was sampled from"),
+    ],
+)
+def test_supports_that_contradict_the_configuration_or_their_tokens_are_refused(supports, width, message):
+    batch, trajectories = make_batch(3)
+    full = [with_supports(t, [[id] for id in sampled_ids(t)] if width else None) for t in trajectories]
+    spoilt = with_supports(full[0], supports(sampled_ids(full[0])))
+    with pytest.raises(BatchError, match=message):
+        streams(batch, [spoilt, *full[1:]], 3, support=width)
