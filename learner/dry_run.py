@@ -91,7 +91,7 @@ def measure(config: Config) -> Need:
     started = time.monotonic()
     rows, columns = parse_mesh(config.learner.mesh)
     _virtual_devices(rows * columns)
-    config, sized = _sized(config)
+    config, sized = with_sizes(config)
     learner = config.learner
     mesh = make_mesh(learner.mesh)
     check_rows(learner, mesh)
@@ -104,7 +104,7 @@ def measure(config: Config) -> Need:
     state, copy = step.abstract_state(shapes), step.copy.shapes
     step.base = trained.base
     programs = lower(step, learner, shapes, config.rollout.sampling.support)
-    compiled = {name: program.compile() for name, program in programs.items()}
+    compiled = {name: compile_only(program) for name, program in programs.items()}
     programs = {name: Program(program.as_text()) for name, program in compiled.items()}
     kept = _layer_inputs(model, learner.rows_per_microbatch * learner.row_tokens) // mesh.size
     host = {"parameters": _bytes(state.params, "pinned_host"), "optimizer": _bytes(state.optimizer, "pinned_host")}
@@ -160,6 +160,11 @@ def lower(step: Step, learner: Learner, shapes, support: int = 0) -> dict[str, j
         }
 
 
+def compile_only(program: jax.stages.Lowered) -> jax.stages.Compiled:
+    """For its analysis: machine code that never runs needn't be good, and good code takes the most time to make."""
+    return program.compile({"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True})
+
+
 def model_flops(model: ModelConfig, rows: int, tokens: int) -> float:
     """Floating-point operations that learning from ``rows`` rows takes by the formulas, each of one segment with a
     loss at every place: 2 a multiply-add, and backward twice what forward takes. What is computed again isn't counted,
@@ -197,7 +202,7 @@ def check_fits(config: Config, need: Need) -> None:
         raise ConfigError("the run doesn't fit: " + "; ".join(problems))
 
 
-def _sized(config: Config) -> tuple[Config, Path | None]:
+def with_sizes(config: Config) -> tuple[Config, Path | None]:
     """``config`` with a model folder to read sizes from, and that folder where it isn't the model's own."""
     sizes = Path(config.model.sizes)
     if not config.model.sizes or (model_folder(config) / "config.json").exists():

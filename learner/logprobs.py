@@ -40,8 +40,12 @@ class Settings(NamedTuple):
 
 
 def at_places(hidden: jax.Array, index: jax.Array) -> jax.Array:
-    """The hidden states that predict something: ``hidden`` [R, T, D] at ``index`` [R, S] -> [R, S, D]."""
-    return jnp.take_along_axis(hidden, index[..., None], axis=1)
+    """The hidden states that predict something: ``hidden`` [R, T, D] at ``index`` [R, S] -> [R, S, D], sequences over
+    ``model`` in both. Between the two they are split by columns: a device that looks for places needs a row's tokens
+    whole, and so takes a part of each."""
+    columns = constrain(hidden, DATA, None, MODEL)
+    found = constrain(jnp.take_along_axis(columns, index[..., None], axis=1), DATA, None, MODEL)
+    return constrain(found, DATA, MODEL, None)
 
 
 def token_logprobs(

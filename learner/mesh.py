@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from protocol.config import ConfigError
@@ -49,11 +50,11 @@ def make_mesh(text: str) -> Mesh:
 
 def leaf_spec(shape: tuple[int, ...], mesh: Mesh, stacked: bool = False, columns: bool = False) -> PartitionSpec:
     """How one parameter is split: its largest dimension that all devices divide, over all devices; else its
-    largest that ``model`` divides, over ``model``; else not at all. Vectors are replicated (a norm's scale is
+    largest that ``model`` divides, over ``model``; else not at all. What is no matrix is replicated (a norm's scale is
     worth less than the collective that gathers it), and the leading layer axis of a ``stacked`` leaf is never
     split, because the scan over layers reads it one layer at a time. ``columns``: the last dimension is tried first."""
     first = 1 if stacked else 0
-    if len(shape) - first < 2:
+    if len(shape) - first != 2:
         return PartitionSpec()
     by_size = sorted(range(first, len(shape)), key=lambda axis: -shape[axis])
     if columns:
@@ -141,21 +142,24 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
 
-def gathered(matrix: jax.Array) -> jax.Array:
-    """One layer's matrix, whole on every device of the mesh in scope. Its gradient is summed into the parts that the
-    parameter is split in (:func:`leaf_spec`), and never whole anywhere."""
+def product(x: jax.Array, matrix: jax.Array, precision: jax.lax.Precision | None = None) -> jax.Array:
+    """``x`` [R, T, in] with rows over ``data`` and sequences over ``model``, times one layer's ``matrix`` [in, out],
+    split as its parameter is (:func:`leaf_spec`) -> [R, T, out], split as ``x``.
+
+    Each device gathers the matrix, in the dtype that it comes in, and multiplies its own tokens with it; backward it
+    gathers it again, and the matrix's gradient is summed into its parts and never whole. XLA, left to itself, may
+    rather gather tokens.
+    """
     mesh = jax.sharding.get_abstract_mesh()
-    return matrix if mesh.empty or mesh.size == 1 else _gathered(matrix)
+    if mesh.empty or mesh.size == 1:
+        return jnp.dot(x, matrix, precision=precision)
+    tokens = PartitionSpec(*(name if divides(name, x.shape[i]) else None for i, name in enumerate((DATA, MODEL))), None)
+    parts = leaf_spec(matrix.shape, mesh)
 
+    def local(x, matrix):
+        for axis, names in enumerate(parts):
+            if names:
+                matrix = jax.lax.all_gather(matrix, names, axis=axis, tiled=True)
+        return jnp.dot(x, matrix, precision=precision)
 
-@jax.custom_vjp
-def _gathered(matrix):
-    return jax.lax.with_sharding_constraint(matrix, PartitionSpec())
-
-
-def _scatter(_, cotangent):
-    spec = leaf_spec(cotangent.shape, jax.sharding.get_abstract_mesh())
-    return (jax.lax.with_sharding_constraint(cotangent, spec),)
-
-
-_gathered.defvjp(lambda matrix: (_gathered(matrix), None), _scatter)
+    return jax.shard_map(local, mesh=mesh, in_specs=(tokens, parts), out_specs=tokens, check_vma=False)(x, matrix)

@@ -60,11 +60,17 @@ def apply_update(optimizer: optax.GradientTransformation, clip_norm: float, para
 
     def update(old: list, grads):
         """A piece's parameters and moments after the update, and the counts."""
-        params, *moments = old
-        grads = jax.tree.map(lambda g: jnp.where(norm < clip_norm, g, g / norm * clip_norm), grads)
-        updates, state = optimizer.update(grads, join(moments, counts), params)
-        moments, new_counts, _ = _split(state, jax.tree.structure(params))
-        return _where(finite, [optax.apply_updates(params, updates), *moments], old), new_counts
+
+        def changed(old):
+            params, *moments = old
+            clipped = jax.tree.map(lambda g: jnp.where(norm < clip_norm, g, g / norm * clip_norm), grads)
+            updates, state = optimizer.update(clipped, join(moments, counts), params)
+            moments, new_counts, _ = _split(state, jax.tree.structure(params))
+            return [optax.apply_updates(params, updates), *moments], new_counts
+
+        # A branch, not a choice between arrays: a layer is then read whole before any of it is written, and XLA makes
+        # no copy of a stack to read it later.
+        return jax.lax.cond(finite, changed, lambda old: (old, counts), old)
 
     trees = [params, *moments]
     for piece in pieces(params):
@@ -78,7 +84,7 @@ def apply_update(optimizer: optax.GradientTransformation, clip_norm: float, para
     nothing = Piece((), None)
     _, new_counts = update([nothing.of(tree) for tree in trees], nothing.of(grads))
     params, *moments = trees
-    return params, join(moments, _where(finite, new_counts, counts)), norm, finite
+    return params, join(moments, new_counts), norm, finite
 
 
 class Piece(NamedTuple):
@@ -134,10 +140,6 @@ def _here(tree):
 def _back(tree, like):
     """``tree`` in the memory where ``like`` is."""
     return jax.tree.map(lambda x, y: jax.device_put(x, jax.typeof(y).memory_space), tree, like)
-
-
-def _where(condition: jax.Array, new, old):
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
 def _split(state, like):

@@ -33,11 +33,14 @@ def segment_attention(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Ar
     out = []
     for start in range(0, length, span):
         end = min(start + span, length)
-        attend = partial(_attend, k[:, :, :end], v[:, :, :end], segments[:, :end], precision)
-        places = jnp.arange(start, end)
+        keys, values, places = k[:, :, :end], v[:, :, :end], jnp.arange(start, end)
         if span == BLOCK:
+            attend = partial(_attend, keys, values, segments[:, :end], precision)
             out.append(attend(q[:, :, :, start:end], segments[:, start:end], places))
         else:
+            # Their gradients are sums over blocks, which the scan keeps in their dtype.
+            keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
+            attend = partial(_attend, keys, values, segments[:, :end], precision)
             out.append(_by_blocks(attend, q[:, :, :, start:end], segments[:, start:end], places))
     return jnp.concatenate(out, axis=3).transpose(0, 3, 1, 2, 4).reshape(rows, length, heads, width)
 
@@ -45,6 +48,7 @@ def segment_attention(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Ar
 def _attend(k, v, key_segments, precision, q, segments, places):
     """``q`` [R, K, G, B, D] of ``segments`` [R, B] at ``places`` [B], over all of ``k``, ``v`` [R, K, S, D]."""
     rows, kv_heads, group, block, width = q.shape
+    k, v = k.astype(q.dtype), v.astype(q.dtype)
     seen = (segments[:, :, None] == key_segments[:, None, :]) & (places[:, None] >= jnp.arange(k.shape[2]))
     tall = q.reshape(rows, kv_heads, group * block, width)
     scores = jnp.einsum("rkqd,rksd->rkqs", tall, k, precision=precision, preferred_element_type=jnp.float32)

@@ -115,7 +115,8 @@ def _split_evenly(x: jax.Array, query_heads: int) -> jax.Array:
     heads = math.lcm(x.shape[2], parts)
     if heads == x.shape[2] or query_heads % heads:
         return x
-    return jnp.repeat(x, heads // x.shape[2], axis=2)
+    # Repeated where they are made, and swapped for sequences after that.
+    return constrain(jnp.repeat(x, heads // x.shape[2], axis=2), DATA, MODEL, None, None)
 
 
 def _by_heads(function, *arrays, weights: tuple[int, ...] = ()) -> jax.Array:

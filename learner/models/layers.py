@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from learner.mesh import DATA, MODEL, constrain, gathered
+from learner.mesh import DATA, MODEL, constrain, product
 from learner.models import kernels
 from learner.models.parameters import kernel, scale
 from learner.models.rotary import rotate
@@ -40,7 +40,7 @@ def linear(config: ModelConfig, params: dict, x: jax.Array) -> jax.Array:
     """``x`` [..., in] -> [..., out]: x W, and with an adapter x W + (x A) B, whose sum W + A B never exists."""
 
     def times(x: jax.Array, name: str) -> jax.Array:
-        return jnp.dot(x, gathered(params[name].astype(x.dtype)), precision=config.precision)
+        return product(x, params[name].astype(x.dtype), config.precision)
 
     out = times(x, "kernel")
     return out + times(times(x, "lora_a"), "lora_b") if "lora_a" in params else out

@@ -24,6 +24,7 @@ from learner.models.family import ModelConfig
 from learner.models.layers import (
     attend,
     attention_parameters,
+    by_token,
     centred_rms_norm,
     heads,
     linear,
@@ -151,8 +152,8 @@ class Qwen35(ModelConfig):
         cuts = [self.key_width, 2 * self.key_width]
         widths = (self.linear_key_head_dim, self.linear_key_head_dim, self.linear_value_head_dim)
         # Query, key and value go through the convolution by themselves, so that each splits by its own heads.
-        mixed = jnp.split(linear(self, p["in_proj_qkv"], h), cuts, axis=-1)
-        weights = jnp.split(p["conv1d"][:, 0], cuts, axis=0)
+        mixed = map(by_token, jnp.split(linear(self, p["in_proj_qkv"], h), cuts, axis=-1))
+        weights = [constrain(weight, None, None) for weight in jnp.split(p["conv1d"][:, 0], cuts, axis=0)]
         q, k, v = (
             kernels.short_convolution(heads(x, width), weight, segments, kernels=self.kernels)
             for x, weight, width in zip(mixed, weights, widths, strict=True)

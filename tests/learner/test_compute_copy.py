@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import init, make_config, write_config
+from tiny import make_config, write_config
 
 from learner.compute_copy import ComputeCopy
 from learner.mesh import make_mesh
@@ -33,8 +33,13 @@ def hybrid(tmp_path_factory):
     return write_config(tmp_path_factory.mktemp("hybrid"), **HYBRID)
 
 
+def random_params(model):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), param_shapes(model))
+
+
 def test_matrices_are_copied_in_the_compute_dtype_and_vectors_stay_float32(hybrid):
-    params = init(hybrid)
+    params = random_params(hybrid)
     copy = ComputeCopy(params, make_mesh("1x1"), "bfloat16", "device")(params)
     layers = copy["layers"]["linear_attention"]
     for matrix in (
@@ -57,7 +62,7 @@ def test_matrices_are_copied_in_the_compute_dtype_and_vectors_stay_float32(hybri
 
 
 def test_a_copy_that_would_be_the_same_is_the_parameters_themselves(hybrid):
-    params = init(hybrid)
+    params = random_params(hybrid)
     copy = ComputeCopy(params, make_mesh("1x1"), "float32", "device")
     assert copy(params) is params and copy(params, rounded="float32") is params
     rounded = copy(params, rounded="bfloat16")["norm"]["scale"]

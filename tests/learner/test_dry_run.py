@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import jax
 import msgspec
 import pytest
 from tiny import SIZES, make_config, make_model
 
-from learner.dry_run import Phase, check_fits, measure
+from learner.dry_run import Phase, check_fits, measure, with_sizes
+from learner.train import read_model
 from protocol.config import ConfigError
 
 
@@ -20,10 +20,6 @@ def need(tmp_path_factory):
     make_model(folder / "tiny/base")
     memory = {"param_memory": "pinned_host", "optimizer": {"memory": "pinned_host"}}
     return measure(make_config(folder, mesh="2x4", compute_dtype="bfloat16", remat="offload", **memory))
-
-
-def bytes_of(tree, item):
-    return sum(leaf.size * item for leaf in jax.tree.leaves(tree))
 
 
 def test_every_byte_has_its_place(need):
@@ -73,6 +69,19 @@ def test_sizes_stand_in_until_the_model_is_there(tmp_path):
     (sizes / "config.json").write_text(json.dumps(SIZES))
     config = make_config(tmp_path)
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, sizes=str(sizes)))
-    assert measure(config).sized == sizes
+    stand_in, used = with_sizes(config)
+    assert used == sizes and read_model(stand_in).hidden_size == SIZES["hidden_size"]
     make_model(tmp_path / "tiny/base")
-    assert measure(config).sized is None
+    assert with_sizes(config) == (config, None)
+
+
+def test_offloading_takes_the_state_off_the_device(need, tmp_path):
+    """But for a layer, or a parameter, at a time."""
+    make_model(tmp_path / "tiny/base")
+    there = measure(make_config(tmp_path, mesh="2x4", compute_dtype="bfloat16"))
+    offloaded, resident = need.phases["apply"], there.phases["apply"]
+    state = need.host["parameters"] + need.host["optimizer"]
+    assert resident.parameters + resident.optimizer == state + offloaded.optimizer
+    assert resident.moved == 0 and 0 < offloaded.moved < state / 2
+    assert resident.peak - offloaded.peak == state - offloaded.moved
+    assert sum(there.host.values()) == 0
