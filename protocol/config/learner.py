@@ -64,7 +64,7 @@ class Learner(Section):
     """Length of a packed row."""
     rows_per_microbatch: Positive = 8
     logprob_chunk: Positive = 512
-    """Places whose logits exist at once."""
+    """Places whose logits exist at once, over all rows; a wide vocabulary is taken in parts, too."""
     remat: Literal["none", "layer", "offload"] = "layer"
     """What the backward pass computes again, for less memory. ``layer``: each layer, from its input: a third more work;
     ``offload``: likewise, with the inputs kept in host memory; ``none``: nothing."""
