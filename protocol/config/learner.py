@@ -61,7 +61,7 @@ class Learner(Section):
     """data x model."""
     steps: Positive = 50
     row_tokens: Positive = 1024
-    """Length of a packed row."""
+    """Length of a packed row; short trajectories may go to rows of a half or a quarter of it."""
     rows_per_microbatch: Positive = 8
     logprob_chunk: Positive = 512
     """Places whose logits exist at once, over all rows; a wide vocabulary is taken in parts, too."""
