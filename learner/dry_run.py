@@ -5,7 +5,8 @@ Invariant: nothing is allocated but what the compiler needs. What lives between 
 sharding and memory; what a program needs beside that is the compiled program's own figure. XLA's CPU compiler knows one
 memory only, and so counts as a device's what an accelerator would keep in host memory within a program: the layer
 inputs of ``learner.remat: offload`` are moved over to the host here, and the layers that ``apply`` and ``copy`` fetch
-from host memory are added to the device.
+from host memory are added to the device. It also computes bfloat16 in float32, so that its
+temporaries are usually more than an accelerator's.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Need:
     phases: dict[str, Phase]
     host: dict[str, int]
     """Bytes in host memory for one device, by what they hold."""
+    layer_inputs: int
+    """Bytes on one device of what the residual stream is before each layer."""
     traffic: dict[str, dict[str, Total]]
     """Collectives of one run of each program."""
     tokens: int
@@ -134,6 +137,7 @@ def measure(config: Config) -> Need:
         devices_a_node=columns,
         phases=phases,
         host=host,
+        layer_inputs=kept,
         traffic={name: totals(collectives(program)) for name, program in programs.items()},
         tokens=learner.rows_per_microbatch * learner.row_tokens,
         model_flops=model_flops(model, learner.rows_per_microbatch, learner.row_tokens),

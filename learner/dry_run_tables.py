@@ -22,10 +22,11 @@ ROWS = {
     "peak": "peak",
 }
 NOTE = """\
-Parameters to gradients by shape and sharding; temporaries are the compiled program's own. It was compiled by XLA for
-CPUs, whose matrix products widen bfloat16 to float32: on an accelerator temporaries are smaller, but for what its
-kernels allocate. Collectives are of one run of each program; a CPU's gradients are all-reduced and cut where an
-accelerator's are reduce-scattered, for half of the bytes."""
+Parameters to gradients are by shape and sharding, temporaries the compiled program's own. It was compiled by XLA for \
+CPUs, which computes bfloat16 in float32: temporaries and what collectives carry are up to twice what they are on an \
+accelerator, and what the backward pass keeps (each layer's input, {kept} GB in the compute dtype) is there in both. \
+Collectives are of one run of each program. Host memory is what a run keeps there; processes, checkpoints and weights \
+on their way to a disk come on top."""
 
 
 def tables(config: Config, need: Need) -> Group:
@@ -54,14 +55,22 @@ def tables(config: Config, need: Need) -> Group:
         shown = [f"{t[kind].count:,}, {t[kind].bytes / 1e9:,.2f}" for t in need.traffic.values()]
         traffic.add_row(kind, *shown)
 
-    work = Table("floating-point operations", "a token", f"a microbatch of {need.tokens:,} tokens")
+    rows = config.rollout.groups * config.rollout.group_size
+    step = rows * learner.row_tokens / need.tokens
+    work = Table(
+        "floating-point operations",
+        "a token",
+        f"a microbatch of {need.tokens:,} tokens",
+        f"a step of {rows} full rows",
+    )
     for name, value in (
         ("6 (matrices + attention's causal half + head)", need.model_flops),
         ("matrix products compiled, all devices", need.computed_flops),
     ):
-        work.add_row(name, f"{value / need.tokens:.3g}", f"{value:.3g}")
+        work.add_row(name, f"{value / need.tokens:.3g}", f"{value:.3g}", f"{value * step:.3g}")
     source = f"Sizes are those of {need.sized}: the model's weights are not there yet. " if need.sized else ""
-    return Group(memory, host, traffic, work, f"{source}{NOTE}\nCompiled in {need.seconds:,.0f} s.")
+    note = NOTE.format(kept=_gb(need.layer_inputs))
+    return Group(memory, host, traffic, work, f"{source}{note}\nCompiled in {need.seconds:,.0f} s.")
 
 
 def _gb(size: float) -> str:
