@@ -5,18 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from tiny import make_config, make_model, make_streams
+from tiny import init, make_streams, write_config
 
 from learner.collectives import collectives
+from learner.grpo import policy_loss
 from learner.hlo import Program
 from learner.logprobs import token_logprobs
 from learner.mesh import make_mesh
 from learner.models.family import head
-from learner.models.huggingface import load_params, param_shapes
 from learner.models.model import Model
 from learner.packing import pack
-from learner.step import Step
+from learner.step import sampled_logprobs
 from learner.truncated import support_logprobs
+from protocol.config import Loss
 
 R, S, D, V, K = 2, 48, 16, 96, 5
 RNG = np.random.default_rng(1)
@@ -128,10 +129,8 @@ def test_over_a_mesh_numbers_are_the_same_and_the_head_stays_where_it_is(kind):
 
 
 def test_of_an_update_the_ratio_is_one_at_equal_weights_and_only_over_the_supports(tmp_path):
-    model = make_model(tmp_path / "tiny" / "base")
-    config = make_config(tmp_path, row_tokens=64, rows_per_microbatch=5).learner
-    step = Step(model, config, make_mesh("1x1"), param_shapes(model), temperature=0.8)
-    params = load_params(model, tmp_path / "tiny" / "base", step.params)
+    model = write_config(tmp_path)
+    params = init(model)
     rng, streams = np.random.default_rng(0), []
     for stream in make_streams(5):
         support, _ = supports(rng, 64, len(stream.sampled), 4)
@@ -142,7 +141,7 @@ def test_of_an_update_the_ratio_is_one_at_equal_weights_and_only_over_the_suppor
     assert (batch.support[~batch.valid] == -1).all() and (batch.support[batch.valid][:, 0] >= 0).all()
 
     # What an actor with the same weights would say.
-    hidden = Model(model).apply({"params": params}, batch.ids, batch.positions, batch.segments)
+    hidden = jax.jit(Model(model).apply)({"params": params}, batch.ids, batch.positions, batch.segments)
     logits = np.take_along_axis(np.asarray(hidden), batch.index[..., None], 1) @ np.asarray(head(params)) / 0.8
     chosen = np.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
     full = chosen - np.log(np.exp(logits).sum(-1))
@@ -150,8 +149,10 @@ def test_of_an_update_the_ratio_is_one_at_equal_weights_and_only_over_the_suppor
     mass = np.exp(of_support).sum(-1)
     over = chosen - np.log(np.where(batch.valid, mass, 1.0))
 
+    logprobs, entropy = jax.jit(lambda p, b: sampled_logprobs(p, b, model, 64, 0.8))(params, batch)
+
     def largest(behaviour):
-        return float(step.gradients(params, [batch._replace(behaviour=behaviour.astype(np.float32))])[1].largest)
+        return float(policy_loss(logprobs, behaviour, batch.weights, entropy, batch.valid, Loss()).largest)
 
     assert largest(over) < 1e-5
     assert largest(full) > 1
