@@ -23,3 +23,7 @@ class CheckpointFailed(RuntimeError):
 
 class ProcessesError(RuntimeError):
     """The learner's processes did not come together."""
+
+
+class ExportFailed(RuntimeError):
+    """An exported folder is not what its checkpoint holds."""

@@ -12,12 +12,12 @@ import asyncio
 import os
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from learner.errors import BatchError, CheckpointFailed, DiskFull, ProcessesError
+from learner.errors import BatchError, CheckpointFailed, DiskFull, ExportFailed, ProcessesError
 from learner.processes import Place, first, join, locate, together
 from protocol.cli.failures import PROTOCOL_FAULTS, exit_on_known_fault
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
@@ -56,9 +56,35 @@ def learner(
         _train(resolved, replay, place)
 
 
+@app.command
+def export(
+    *,
+    config: ConfigOption,
+    out: Annotated[Path, Parameter(help="Folder to make.")],
+    step: Annotated[int | None, Parameter(help="Of the checkpoint. Default: the last one's.")] = None,
+    mesh: Annotated[str | None, Parameter(help="DATAxMODEL to restore it on. Default: learner.mesh.")] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None, Parameter(help="Of the tensors. Default: learner.weights_dtype.")
+    ] = None,
+    set: SetOption = (),
+) -> None:
+    """Write a checkpoint's policy as a Hugging Face folder, with configuration, tokenizer and chat template, and verify
+    it: digests read again from the disk, every tensor, and log-probabilities on the run's probe."""
+    with _faults():
+        resolved = load(config, [*set, *([f"learner.mesh={mesh}"] if mesh else [])])
+        from learner.export import export as write
+
+        done = write(resolved, step, out, dtype, console)
+        console.print(
+            f"{done.folder}: the policy after {done.step} updates, verified; rounding moves log-probabilities by "
+            f"{done.difference:.2g} on average",
+            highlight=False,
+        )
+
+
 def _faults() -> AbstractContextManager[None]:
     stopped = "stopped; the same command goes on from the last checkpoint"
-    known = (*PROTOCOL_FAULTS, BatchError, CheckpointFailed, DiskFull, ProcessesError)
+    known = (*PROTOCOL_FAULTS, BatchError, CheckpointFailed, DiskFull, ExportFailed, ProcessesError)
     return exit_on_known_fault("learner", known, stopped)
 
 
