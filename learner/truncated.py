@@ -83,7 +83,7 @@ def _backward(settings: Settings, kept, cotangents):
     def chunk(grad, piece):
         h, target, ids, total, cotangent = map(cut.gather, piece)
         slope = (ids == target[..., None]) - jnp.exp(_logits(h, ids, table, settings) - total[..., None])
-        slope = jnp.where(ids >= 0, slope * cotangent[..., None], 0.0)
+        slope = slope * cotangent[..., None]
         back = settings.product("rmsk,prmskd->prmsd", slope.astype(h.dtype), table.rows(ids)).sum(0)
         more = slope[..., None] * h[..., None, :].astype(jnp.float32)
         grad = table.add(grad, cut.grouped(ids), cut.grouped(more))
