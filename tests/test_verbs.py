@@ -50,9 +50,9 @@ LONG_RUNNING = "actor demonstrations evaluate learner nats probe quickstart roll
 
 
 def commands(app: App) -> list[App]:
-    """A verb's commands, or the verb itself when it has none."""
+    """A verb's commands, and the verb itself where it does something without one."""
     found = [app[name] for name in app if not name.startswith("-")]
-    return found or [app]
+    return [*([app] if app.default_command else []), *found]
 
 
 def test_every_executable_is_a_verb_and_is_in_the_readme():
