@@ -52,18 +52,18 @@ def leaf_spec(shape: tuple[int, ...], mesh: Mesh, stacked: bool = False, columns
     """How one parameter is split: its largest dimension that all devices divide, over all devices; else its
     largest that ``model`` divides, over ``model``; else not at all. What is no matrix is replicated (a norm's scale is
     worth less than the collective that gathers it), and the leading layer axis of a ``stacked`` leaf is never
-    split, because the scan over layers reads it one layer at a time. ``columns``: the last dimension is tried first."""
+    split, because the scan over layers reads it one layer at a time. ``columns``: the last dimension is tried first,
+    over all and over ``model``."""
     first = 1 if stacked else 0
     if len(shape) - first != 2:
         return PartitionSpec()
     by_size = sorted(range(first, len(shape)), key=lambda axis: -shape[axis])
+    choices = [(axis, names) for names in ((DATA, MODEL), (MODEL,)) for axis in by_size]
     if columns:
-        by_size.sort(key=lambda axis: axis != len(shape) - 1)
-    for names in ((DATA, MODEL), (MODEL,)):
-        parts = math.prod(mesh.shape[name] for name in names)
-        for axis in by_size:
-            if shape[axis] % parts == 0:
-                return PartitionSpec(*[None] * axis, names)
+        choices.sort(key=lambda choice: choice[0] != len(shape) - 1)
+    for axis, names in choices:
+        if shape[axis] % math.prod(mesh.shape[name] for name in names) == 0:
+            return PartitionSpec(*[None] * axis, names)
     return PartitionSpec()
 
 

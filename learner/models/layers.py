@@ -104,14 +104,14 @@ def heads(x: jax.Array, width: int) -> jax.Array:
 def attend(config: ModelConfig, q, k, v, angles: jax.Array, segments: jax.Array) -> jax.Array:
     """Rotary positions and causal attention within segments. ``q`` [R, T, H, D], ``k``, ``v`` [R, T, K, D] ->
     [R, T, H * D]."""
-    q, k = rotate(q, angles), rotate(k, angles)
+    q, k = by_token(rotate(q, angles)), by_token(rotate(k, angles))
     out = kernels.attention(q, k, v, segments, precision=config.precision, kernels=config.kernels)
     return by_token(out.reshape(*out.shape[:2], -1))
 
 
 def by_token(x: jax.Array) -> jax.Array:
-    """``x`` [R, T, D] with rows over ``data`` and sequences over ``model``, as the residual stream is."""
-    return constrain(x, DATA, MODEL, None)
+    """``x`` [R, T, ...] with rows over ``data`` and sequences over ``model``, as the residual stream is."""
+    return constrain(x, DATA, MODEL, *[None] * (x.ndim - 2))
 
 
 Layer = Callable[[dict, jax.Array], jax.Array]
