@@ -88,7 +88,7 @@ class Learner(Section):
     keep_weights: Positive = 3
     """Pushed policy versions kept on disk, with those that they go onto (version 0 and the last are always kept)."""
     full_push_every: Positive = 1
-    """Versions that this divides are pushed whole; the others as what changed since the one before, about 2% of the
+    """Versions that this divides are pushed whole; the others as what changed since the one before, 0.3 to 2% of the
     bytes at a learning rate of 1e-6. Then each process of the learner keeps its part of the pushed weights in memory,
     and each actor builds complete files in ``actor.cache``. 1: all are whole, which costs less where learner and actors
     share a fast disk."""
