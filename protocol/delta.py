@@ -4,9 +4,9 @@ Invariant: the changes from one file to another, applied to the one, give the ot
 
 A weight file is words of two bytes behind its header: a bfloat16 value each, or half of a float32. At a learning rate
 of 1e-6 few bfloat16 values change in an update, and most of those to a neighbouring value: about one in fifty where
-weights are of deviation 0.02, one in two hundred where it is 0.15 (benchmarks/push.py). So the place of a change is written as the gap since the one before it, a byte for most, or as a
-bit for every word where that is shorter; a change as the difference of the bit patterns, a byte for most; and both are
-deflated, which takes another third.
+weights are of deviation 0.02, one in two hundred where it is 0.15 (benchmarks/push.py). So the place of a change is
+written as the gap since the one before it, a byte for most, or as a bit for every word where that is shorter; a change
+as the difference of the bit patterns, a byte for most; and both are deflated, which takes another third.
 
 A delta file is records one after another, each with its length (uint32, little-endian) before it. numpy only: both
 learner and actors use it.
