@@ -20,10 +20,11 @@ from rich.console import Console
 
 from learner.errors import ExportFailed
 from learner.mesh import make_mesh
+from learner.models.family import ModelConfig
 from learner.models.huggingface import export_tensors, load_params, open_tensors
 from learner.step import Step
 from learner.train import model_folder, read_model
-from learner.trained import base_facts, require_same_base, what_is_trained
+from learner.trained import Policy, base_facts, require_same_base, what_is_trained
 from learner.weights import WeightStore, file_digest
 from protocol.config import Config, ConfigError
 from protocol.records import PolicyVersion, Probe
@@ -43,18 +44,8 @@ def export(config: Config, step: int | None, out: Path, dtype: str | None, conso
     Raises :class:`ConfigError` for a checkpoint that isn't there or can't be read and for an ``out`` that is there, and
     :class:`ExportFailed` naming what differs.
     """
-    if out.exists():
-        raise ConfigError(f"{out} is there already: name another folder, or remove it")
-    folder, step = _checkpoint(config, step)
-    learner = config.learner
-    mesh, model = make_mesh(learner.mesh), read_model(config)
-    trained = what_is_trained(config, model, mesh)
-    compiled = Step(model, learner, mesh, trained.shapes)
-    params, facts = _restore(folder, trained.shapes, compiled.params)
-    compiled.base = base = trained.load_base(model_folder(config))
-    require_same_base(step, facts, base_facts(base))
-    policy = trained.policy(params, base).params
-    ids = np.asarray(facts["probe"], np.int32)
+    step, compiled, model, pushed, ids = _restored(config, step, out)
+    learner, policy = config.learner, pushed.params
     dtype = dtype or learner.weights_dtype
     console.print(f"checkpoint {step} restored on mesh {learner.mesh}; writing {out}", highlight=False)
     beside = out.with_name(f".{out.name}.part")
@@ -80,6 +71,49 @@ def export(config: Config, step: int | None, out: Path, dtype: str | None, conso
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return Exported(out, step, difference)
+
+
+def export_adapter(config: Config, step: int | None, out: Path) -> tuple[Path, int]:
+    """Write the adapter of checkpoint ``step`` (None: the last) to ``out`` as PEFT has it; returns folder and step.
+
+    It is of factors as they are pushed, and goes onto the base in ``learner.weights_dtype``. Raises
+    :class:`ConfigError` as :func:`export`, and for a run that trains all parameters.
+    """
+    if config.learner.lora is None:
+        raise ConfigError("learner.lora is not set: the run trains all parameters, and has no adapter to export")
+    step, *_, pushed, _ = _restored(config, step, out)
+    beside = out.with_name(f".{out.name}.part")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        pushed.adapter.write(beside)
+        beside.rename(out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return out, step
+
+
+class _Restored(NamedTuple):
+    step: int
+    compiled: Step
+    model: ModelConfig
+    pushed: Policy
+    probe_ids: np.ndarray
+
+
+def _restored(config: Config, step: int | None, out: Path) -> _Restored:
+    """The policy of a checkpoint, for an ``out`` that isn't there."""
+    if out.exists():
+        raise ConfigError(f"{out} is there already: name another folder, or remove it")
+    folder, step = _checkpoint(config, step)
+    mesh, model = make_mesh(config.learner.mesh), read_model(config)
+    trained = what_is_trained(config, model, mesh)
+    compiled = Step(model, config.learner, mesh, trained.shapes)
+    params, facts = _restore(folder, trained.shapes, compiled.params)
+    compiled.base = trained.load_base(model_folder(config))
+    require_same_base(step, facts, base_facts(compiled.base))
+    ids = np.asarray(facts["probe"], np.int32)
+    return _Restored(step, compiled, model, trained.policy(params, compiled.base), ids)
 
 
 def _checkpoint(config: Config, step: int | None) -> tuple[Path, int]:

@@ -21,7 +21,7 @@ from learner.errors import BatchError, CheckpointFailed, DiskFull, ExportFailed,
 from learner.processes import Place, first, join, locate, together
 from protocol.cli.failures import PROTOCOL_FAULTS, exit_on_known_fault
 from protocol.cli.verb import ConfigOption, DryRunOption, SetOption, print_configuration, verb
-from protocol.config import Config, load
+from protocol.config import Config, ConfigError, load
 
 app = verb("learner", __doc__)
 console = Console()
@@ -66,6 +66,9 @@ def export(
     dtype: Annotated[
         Literal["float32", "bfloat16"] | None, Parameter(help="Of the tensors. Default: learner.weights_dtype.")
     ] = None,
+    adapter: Annotated[
+        bool, Parameter(help="Of a LoRA run: its adapter in PEFT's format instead of the merged model.", negative=())
+    ] = False,
     set: SetOption = (),
 ) -> None:
     """Write a checkpoint's policy as a Hugging Face folder, with configuration, tokenizer and chat template, and verify
@@ -73,7 +76,14 @@ def export(
     with _faults():
         resolved = load(config, [*set, *([f"learner.mesh={mesh}"] if mesh else [])])
         from learner.export import export as write
+        from learner.export import export_adapter
 
+        if adapter:
+            if dtype:
+                raise ConfigError("--dtype is of the merged model's tensors: leave it out, or --adapter")
+            folder, of = export_adapter(resolved, step, out)
+            console.print(f"{folder}: the adapter after {of} updates", highlight=False)
+            return
         done = write(resolved, step, out, dtype, console)
         console.print(
             f"{done.folder}: the policy after {done.step} updates, verified; rounding moves log-probabilities by "

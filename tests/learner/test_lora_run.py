@@ -13,9 +13,11 @@ from tiny import make_config, make_model, write_log
 
 from learner import mesh as meshes
 from learner.batches import LogBatches
+from learner.export import export, export_adapter
 from learner.models.huggingface import load_params, read_config
 from learner.step import Step
 from learner.train import Trainer
+from learner.weights import file_digest
 from protocol.config import ConfigError
 from rollout_engine.actors.versions import Versions
 
@@ -97,3 +99,15 @@ def test_a_state_on_another_base_or_under_other_settings_is_refused(whole, tmp_p
     for changed in (None, {**LORA, "alpha": 9.0}, {**LORA, "targets": ["q_proj"]}):
         with pytest.raises(ConfigError, match="under another learning configuration"):
             train(tmp_path / "run", lora=changed)
+
+
+def test_an_export_is_the_merged_model_or_the_adapter(whole, tmp_path):
+    folder, versions = whole
+    config = make_config(folder, lora=LORA, weights_dtype="bfloat16", steps=STEPS)
+    last, console = versions[-1], Console(file=io.StringIO())
+    done = export(config, None, tmp_path / "merged", None, console)
+    assert file_digest(done.folder / "model.safetensors") == last.whole["model.safetensors"]
+    assert export_adapter(config, None, tmp_path / "adapter") == (tmp_path / "adapter", STEPS)
+    assert {name: file_digest(tmp_path / "adapter" / name) for name in last.sha256} == last.sha256
+    with pytest.raises(ConfigError, match="has no adapter to export"):
+        export_adapter(make_config(folder), None, tmp_path / "none")
