@@ -15,6 +15,7 @@ _SHARED = {"test_chaos": "barely_warm", "test_loop": "barely_warm"}
 """Modules that share what takes minutes to make."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers (``-n 2``) a module stays on one of them: its fixtures are made once."""
     for item in items:
