@@ -33,7 +33,9 @@ def start(folder: Path, processes: int, devices: int, module: str = "learner.mai
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        # Compiled in a hurry, as this process's own programs are.
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} "
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
     }
