@@ -11,6 +11,17 @@ from protocol.config import Nats
 from protocol.records import Message, TokenArrays, ToolCall, Trajectory, TrajectoryId, Verdict
 from protocol.server import NatsServer, free_port
 
+_SHARED = {"test_chaos": "barely_warm", "test_loop": "barely_warm"}
+"""Modules that share what takes minutes to make."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers (``-n 2``) a module stays on one of them: its fixtures are made once."""
+    for item in items:
+        module = item.path.stem
+        item.add_marker(pytest.mark.xdist_group(_SHARED.get(module, str(item.path))))
+
 
 @pytest.fixture(scope="session")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
