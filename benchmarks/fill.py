@@ -194,7 +194,7 @@ def settings(steps: int, mode: str, confidence: float, concurrency: int) -> Conf
         {
             "run": "fill",
             "sampling": {"mode": mode},
-            "learner": {"steps": steps},
+            "learner": {"steps": steps, "batch_timeout": 2e6},
             "rollout": {
                 "groups": GROUPS,
                 "group_size": SIZE,

@@ -21,11 +21,11 @@ from tests.rollout_engine.evaluation.samples import trajectory
 
 
 class Runner:
-    """Passes the first ``passes(task)`` attempts of each task; ``dead``: every episode is a system error."""
+    """Passes the first ``passes(task)`` attempts of each task; each episode of a ``dead`` one is a system error."""
 
     def __init__(self):
         self.passes = lambda id: 4
-        self.dead = False
+        self.dead = lambda id: False
         self.ran: list[tuple[str, int, str]] = []
         self.opened = 0
 
@@ -34,7 +34,7 @@ class Runner:
         self.opened += 1
 
         async def run(task, attempt, retry, *, scope):
-            if self.dead:
+            if self.dead(task.id):
                 raise ActorError("connection refused")
             self.ran.append((task.id, attempt, scope))
             return trajectory(task.id, attempt, float(attempt < self.passes(task.id)), version)
@@ -92,12 +92,27 @@ def test_a_second_probe_runs_nothing_and_opens_no_actor(runner, run):
 
 
 def test_a_probe_without_enough_verdicts_fails_and_a_rerun_mends_it(runner, run, capsys):
-    runner.dead = True
+    """Two tasks alone are no outage: it is them, not the service."""
+    broken = ["travel/hotel_downgrade/train/0", "travel/room_upgrade/train/0"]
+    runner.dead = broken.__contains__
     assert run(probe) == 2
-    assert "6 candidates have fewer than curation.min_clean = 4 attempts" in " ".join(capsys.readouterr().err.split())
-    runner.dead = False
+    assert "2 candidates have fewer than curation.min_clean = 4 attempts" in " ".join(capsys.readouterr().err.split())
+    runner.dead = lambda id: False
     assert run(probe) == 0
-    assert all(row.error is None for row in read_rows(files.probe_file(run.config)))
+    assert [row.error for row in read_rows(files.probe_file(run.config))] == [None] * 48
+    assert len(runner.ran) == 48, "what had a verdict isn't run again"
+
+
+def test_a_probe_in_an_outage_stops_and_a_rerun_mends_it(runner, run, capsys):
+    runner.dead = lambda id: True
+    outage = ("probe=0.05", "max_probe=0.1", "longest=0.4")
+    assert run(probe, *(f"--set=rollout.outage.{bound}" for bound in outage)) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "system errors of kind 'actor' for 0.4 s (rollout.outage.longest) without one success" in said
+    assert "connection refused" in said and "run the same command again" in said
+    runner.dead = lambda id: False
+    assert run(probe) == 0
+    assert [row.error for row in read_rows(files.probe_file(run.config))] == [None] * 48
 
 
 def test_a_pool_without_a_usable_task_is_refused(runner, run, capsys):
@@ -147,10 +162,10 @@ def test_no_headline_while_an_attempt_has_no_verdict(runner, run, capsys):
     path.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])
     assert run(report, "--repeat", "2", "--trained", str(path)) == 2
     assert "no headline" in capsys.readouterr().err
-    runner.dead = True
+    runner.dead = lambda id: True
     assert run(evaluate, "--repeat", "2") == 2
     assert "1 without a verdict" in capsys.readouterr().err
-    runner.dead, runner.ran = False, []
+    runner.dead, runner.ran = lambda id: False, []
     assert run(evaluate, "--repeat", "2") == 0
     assert len(runner.ran) == 1
 
