@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from protocol.config import Nats
 from protocol.records import Message, TokenArrays, ToolCall, Trajectory, TrajectoryId, Verdict
@@ -15,12 +17,16 @@ _SHARED = {"test_chaos": "barely_warm", "test_loop": "barely_warm"}
 """Modules that share what takes minutes to make."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (``-n 2``) a module stays on one of them: its fixtures are made once."""
-    for item in items:
-        module = item.path.stem
-        item.add_marker(pytest.mark.xdist_group(_SHARED.get(module, str(item.path))))
+class ByModule(LoadFileScheduling):
+    """With several workers (``-n 2``) a module stays on one of them, and so do modules that share a fixture."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return _SHARED.get(Path(file).stem, file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> ByModule:
+    return ByModule(config, log)
 
 
 @pytest.fixture(scope="session")
