@@ -5,9 +5,9 @@ log doesn't (which step, under which learning configuration, the probe). It appe
 that can't be read back is named and moved aside, never deleted, and the one before it is used.
 
 Saving is asynchronous: :meth:`Checkpoints.save` returns once the state has been taken, and the files are written
-while training goes on. Until :meth:`Checkpoints.settled` has said so, nothing is durable, nothing older is deleted,
-and the log lets go of nothing. Several processes write and read their own parts, and all call the same methods in
-the same order.
+while training goes on. Only where host memory is too small for that does it take a part at a time, and wait. Until
+:meth:`Checkpoints.settled` has said so, nothing is durable, nothing older is deleted, and the log lets go of nothing.
+Several processes write and read their own parts, and all call the same methods in the same order.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ class Checkpoints:
         console: Console,
         scores: Callable[[], Mapping[int, float]] = dict,
         timeout: float = 1800.0,
+        memory_gb: float | None = None,
     ):
         """``fingerprint`` names what decides the weights after so many updates; a checkpoint made under another one
-        is refused. ``scores``: held-out scores so far, by step. ``timeout``: seconds that a save may take."""
+        is refused. ``scores``: held-out scores so far, by step. ``timeout``: seconds that a save may take.
+        ``memory_gb``: of host memory, that it may take in this process; None: as much as there is to write."""
         self.folder, self.retention, self.console = folder.resolve(), retention, console
         self.fingerprint, self.scores = fingerprint, scores
         if first():
@@ -52,11 +54,12 @@ class Checkpoints:
             self._sweep(".*.old")
         gathered(np.zeros(1))
         self.saver = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(state=ocp.StandardCheckpointHandler(), facts=ocp.JsonCheckpointHandler()),
+            ocp.CompositeCheckpointHandler(state=_states(memory_gb), facts=ocp.JsonCheckpointHandler()),
             async_options=ocp.options.AsyncOptions(
                 timeout_secs=max(1, round(timeout)), create_directories_asynchronously=False
             ),
         )
+        self.at_once = memory_gb is None
         self.writing: int | None = None
         """The step whose checkpoint is being written."""
 
@@ -72,19 +75,22 @@ class Checkpoints:
     def save(self, step: int, state: State, facts: dict[str, Any]) -> None:
         """Begin to save the state after ``step`` updates. It is the caller's again when this returns, to be donated.
 
-        Waits for a save that is being written. Raises as :meth:`settled`.
+        Waits for a save that is being written, and for this one where it is taken a part at a time. Raises as
+        :meth:`settled`.
         """
         self.settled(wait=True)
         if step in self.steps():
             return
         facts = {**facts, "fingerprint": self.fingerprint(step)}
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), facts=ocp.args.JsonSave(facts))
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), facts=ocp.args.JsonSave(facts))
         self.writing = step
         try:
             self.saver.save(self.folder / str(step), args=items)
         except BaseException:
             self._forget()
             raise
+        if not self.at_once:
+            self.settled(wait=True)
 
     def settled(self, wait: bool = False) -> bool:
         """Whether nothing is being written any more, so that whatever was saved is durable; ``wait`` until then.
@@ -117,7 +123,9 @@ class Checkpoints:
             try:
                 facts = self._read(step, facts=ocp.args.JsonRestore()).facts
                 self._require_same(step, facts["fingerprint"])
-                state = jax.block_until_ready(self._read(step, state=ocp.args.StandardRestore(like)).state)
+                places = ocp.checkpoint_utils.construct_restore_args(like)
+                items = ocp.args.PyTreeRestore(item=like, restore_args=places)
+                state = jax.block_until_ready(self._read(step, state=items).state)
             except ConfigError:
                 raise
             except Exception as error:  # Orbax and TensorStore raise many kinds for a file that is cut or gone
@@ -184,3 +192,12 @@ class Checkpoints:
     def _sweep(self, pattern: str) -> None:
         for leavings in self.folder.glob(pattern):
             shutil.rmtree(leavings, ignore_errors=True)
+
+
+def _states(memory_gb: float | None) -> ocp.PyTreeCheckpointHandler:
+    if memory_gb is None:
+        return ocp.PyTreeCheckpointHandler()
+    # Orbax limits what has no priority, and nothing else.
+    return ocp.PyTreeCheckpointHandler(
+        save_device_host_concurrent_gb=memory_gb, is_prioritized_key_fn=lambda path: False
+    )

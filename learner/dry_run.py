@@ -25,9 +25,9 @@ from learner.collectives import Total, collectives, totals
 from learner.grpo import TokenSums
 from learner.hlo import Program
 from learner.layout import Layout
-from learner.mesh import make_mesh, parse_mesh, replicated, rows_sharding
+from learner.mesh import MODEL, make_mesh, parse_mesh, replicated, rows_sharding
 from learner.models.family import ModelConfig
-from learner.models.huggingface import check_tensors, param_shapes
+from learner.models.huggingface import check_tensors, export_specs, param_shapes
 from learner.optimizer import pieces
 from learner.packing import Microbatch, build
 from learner.step import PROBE_TOKENS, Step
@@ -112,6 +112,8 @@ def measure(config: Config) -> Need:
     kept = _layer_inputs(model, learner.rows_per_microbatch * learner.row_tokens) // mesh.size
     host = {"parameters": _bytes(state.params, "pinned_host"), "optimizer": _bytes(state.optimizer, "pinned_host")}
     host["layer inputs"] = kept if learner.remat == "offload" else 0
+    host["a checkpoint on its way"] = _checkpoint(state, learner.checkpoint_gb, mesh.shape[MODEL])
+    host["the last version pushed"] = _pushed(model, learner) // mesh.size
     resident = {"parameters": _bytes(state.params) - host["parameters"] + _bytes(trained.base)}
     resident["optimizer"] = _bytes(state.optimizer) - host["optimizer"]
     moved = {"copy": _moved(state.params), "apply": _moved(state)}
@@ -198,9 +200,13 @@ def check_fits(config: Config, need: Need) -> None:
             + ", ".join(ways)
         )
     if learner.host_gb is not None and need.host_a_node > learner.host_gb * 1e9:
+        ways = ["a larger mesh"]
+        ways += [] if learner.checkpoint_gb else ["learner.checkpoint_gb, which writes checkpoints a part at a time"]
+        ways += [] if learner.full_push_every == 1 else ["learner.full_push_every: 1"]
         problems.append(
             f"a node's devices need {need.host_a_node / 1e9:,.1f} GB of host memory and learner.host_gb is "
-            f"{learner.host_gb:g}: take a larger mesh, learner.param_memory: device or learner.param_dtype: bfloat16"
+            f"{learner.host_gb:g}: take "
+            + ", ".join([*ways, "learner.param_memory: device", "learner.param_dtype: bfloat16"])
         )
     if problems:
         raise ConfigError("the run doesn't fit: " + "; ".join(problems))
@@ -246,6 +252,22 @@ def _bytes(tree, memory: str | None = None) -> int:
         for x in jax.tree.leaves(tree)
         if memory is None or x.sharding.memory_kind == memory
     )
+
+
+def _checkpoint(state, memory_gb: float | None, devices: int) -> int:
+    """A device's share of what a node's process holds of a checkpoint that is being written: at most all that its
+    ``devices`` have of the state (where nodes have the same, the first one writes it)."""
+    if memory_gb is None:
+        return _bytes(state)
+    largest = max(_bytes(leaf) for leaf in jax.tree.leaves(state))
+    return min(_bytes(state), max(largest, round(memory_gb * 1e9 / devices)))
+
+
+def _pushed(model: ModelConfig, learner: Learner) -> int:
+    """What all processes keep of the pushed weights, to tell the next version's changes from."""
+    if learner.full_push_every == 1:
+        return 0
+    return sum(spec.nbytes for spec in export_specs(model, learner.weights_dtype).values())
 
 
 def _moved(tree) -> int:

@@ -25,8 +25,8 @@ NOTE = """\
 Parameters to gradients are by shape and sharding, temporaries the compiled program's own. It was compiled by XLA for \
 CPUs, which computes bfloat16 in float32: temporaries and what collectives carry are up to twice what they are on an \
 accelerator, and what the backward pass keeps (each layer's input, {kept} GB in the compute dtype) is there in both. \
-Collectives are of one run of each program. Host memory is what a run keeps there; processes, checkpoints and weights \
-on their way to a disk come on top."""
+Collectives are of one run of each program. Host memory is what a run keeps there, and a checkpoint that is being \
+written where a node is a process; the process itself and its batches come on top."""
 
 
 def tables(config: Config, need: Need) -> Group:

@@ -115,6 +115,7 @@ class Trainer:
             console,
             lambda: read_scores(config.path),
             learner.save_timeout,
+            learner.checkpoint_gb,
         )
         restored = self.checkpoints.restore(self.compiled.abstract_state(shapes))
         if restored:

@@ -85,6 +85,9 @@ class Learner(Section):
     folder. A checkpoint must still be there when its score comes."""
     save_timeout: Seconds = 1800.0
     """Bound on writing a checkpoint, which happens while training goes on."""
+    checkpoint_gb: Annotated[float, Meta(gt=0)] | None = None
+    """Host memory that a process takes for a checkpoint at a time, in GB. None: as much as it writes of the state, and
+    training goes on meanwhile; else parameters go by so many GB at a time, the largest alone, and training waits."""
     keep_weights: Positive = 3
     """Pushed policy versions kept on disk, with those that they go onto (version 0 and the last are always kept)."""
     full_push_every: Positive = 1

@@ -110,6 +110,21 @@ def test_training_goes_on_while_a_save_is_written(tmp_path, run, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(restored))
 
 
+def test_a_save_of_little_memory_is_written_before_training_goes_on(tmp_path, run):
+    """A part of the state at a time: the updates after it don't reach the parts that come late."""
+    step, _, model = run
+    store = Checkpoints(tmp_path, Retention(1), lambda step: "f", Console(), memory_gb=2e-5)
+    state = step.init(jax.device_put(init(model), step.params))
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(state)]
+    assert sum(sizes) > 5 * 2e4 > 5 * max(sizes), "several parts, of several parameters"
+    before = jax.tree.map(lambda x: np.array(x, copy=True), jax.device_get(state))
+    store.save(1, state, {"probe": []})
+    assert (store.writing, store.steps()) == (None, [1])
+    step.update(state, pack(make_streams(4, 0), 64, 4))
+    _, restored, _ = store.restore(step.abstract_state(init(model)))
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(restored))
+
+
 def test_a_save_that_fails_while_training_goes_on_is_noticed_and_leaves_nothing(tmp_path, run, monkeypatch):
     step, states, _ = run
     store, _ = checkpoints(tmp_path)

@@ -33,6 +33,8 @@ def test_every_byte_has_its_place(need):
     matrices = need.total_parameters - vectors
     share = matrices // 8 + vectors
     assert need.host["parameters"] == 4 * share and need.host["optimizer"] == 8 * share
+    # The state is copied when it is saved, with the counts of Adam and of the schedule.
+    assert need.host["a checkpoint on its way"] == 12 * share + 8 and need.host["the last version pushed"] == 0
     assert need.host_a_node == 4 * sum(need.host.values())
     assert accumulate.copy == 2 * matrices // 8 + 4 * vectors and apply.copy == 0
     assert accumulate.gradients == apply.gradients == 4 * share
@@ -85,4 +87,20 @@ def test_offloading_takes_the_state_off_the_device(need, tmp_path):
     assert resident.parameters + resident.optimizer == state + offloaded.optimizer
     assert resident.moved == 0 and 0 < offloaded.moved < state
     assert resident.peak - offloaded.peak == state - offloaded.moved
-    assert sum(there.host.values()) == 0
+    assert set(there.host.values()) == {there.host["a checkpoint on its way"], 0}
+
+
+def test_a_saving_run_needs_less_host_memory(need, tmp_path):
+    """Checkpoints a part at a time, the largest parameter alone; and pushed weights are kept for their changes."""
+    write_config(tmp_path / "tiny/sizes")
+    deltas = {"full_push_every": 4, "weights_dtype": "bfloat16"}
+    part = measure(sized(make_config(tmp_path, mesh="2x4", checkpoint_gb=2e-5, **deltas)))
+    assert part.host["a checkpoint on its way"] == 2e4 / 4
+    assert part.host["the last version pushed"] == 2 * need.total_parameters // 8
+    least = measure(sized(make_config(tmp_path, mesh="2x4", checkpoint_gb=1e-9)))
+    # The largest leaves are two layers of 32 x 64.
+    assert least.host["a checkpoint on its way"] == 4 * 2 * 32 * 64 // 8
+    with pytest.raises(ConfigError, match=r"take a larger mesh, learner.full_push_every: 1, learner.param_memory"):
+        check_fits(make_config(tmp_path, host_gb=1e-6, checkpoint_gb=2e-5, **deltas), part)
+    with pytest.raises(ConfigError, match="take a larger mesh, learner.checkpoint_gb, which"):
+        check_fits(make_config(tmp_path, host_gb=1e-6), need)
