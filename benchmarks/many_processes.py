@@ -11,6 +11,7 @@ where one of these doesn't hold.
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -154,4 +155,5 @@ if __name__ == "__main__":
         given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
         gradients(Path(given["--config"]).parent, given.get("--coordinator"), int(given.get("--process", 0)))
     else:
+        argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
         sys.exit(main())
