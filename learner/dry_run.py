@@ -112,7 +112,7 @@ def measure(config: Config) -> Need:
     kept = _layer_inputs(model, learner.rows_per_microbatch * learner.row_tokens) // mesh.size
     host = {"parameters": _bytes(state.params, "pinned_host"), "optimizer": _bytes(state.optimizer, "pinned_host")}
     host["layer inputs"] = kept if learner.remat == "offload" else 0
-    host["a checkpoint on its way"] = _checkpoint(state, learner.checkpoint_gb, mesh.shape[MODEL])
+    host["a checkpoint on its way"] = checkpoint_share(state, learner.checkpoint_gb, mesh.shape[MODEL])
     host["the last version pushed"] = _pushed(model, learner) // mesh.size
     resident = {"parameters": _bytes(state.params) - host["parameters"] + _bytes(trained.base)}
     resident["optimizer"] = _bytes(state.optimizer) - host["optimizer"]
@@ -254,7 +254,7 @@ def _bytes(tree, memory: str | None = None) -> int:
     )
 
 
-def _checkpoint(state, memory_gb: float | None, devices: int) -> int:
+def checkpoint_share(state, memory_gb: float | None, devices: int) -> int:
     """A device's share of what a node's process holds of a checkpoint that is being written: at most all that its
     ``devices`` have of the state (where nodes have the same, the first one writes it)."""
     if memory_gb is None:

@@ -34,6 +34,7 @@ def run(tmp_path_factory, nats_url):
     tree = yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text())
     tree |= {"run": "refusals", "folder": str(folder), "nats": {"url": nats_url}}
     tree["warmstart"]["demonstrations"] = 4
+    tree["tasks"] |= {"train": 40, "heldout": 20}
     tree["actor"]["port"] = free_port()
     file = folder / "run.yaml"
     file.write_text(yaml.safe_dump(tree))
@@ -121,7 +122,7 @@ def test_a_pool_with_no_usable_task(run, tmp_path):
     (tmp_path / "refusals").mkdir()
     write_probes(other, successes=0)
     code, text = verb("select", "--config", other)
-    assert code == 2 and "rarely_solved 400" in text and "warm-start it longer" in text
+    assert code == 2 and "rarely_solved 40" in text and "warm-start it longer" in text
 
 
 def test_a_corrupt_log_file(run, tmp_path, make_trajectory):

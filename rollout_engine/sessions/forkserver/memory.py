@@ -3,6 +3,8 @@
 Invariant: only where memory lies changes, never what is in it, nor how much of it there is but for the last tenth of a
 large page. Where the system has no large pages, nothing changes.
 
+A process that is itself a fork is laid out again when it has come to rest: what it wrote is in small pages since.
+
 A fork copies an entry for each page, and the copy's end gives back as many: 19,000 for a server of 75 MB, of which a
 session writes to 4,000. A large page is one entry, and whoever writes to it still takes only the 4 KiB it wrote.
 """

@@ -16,7 +16,7 @@ import socket
 import stat
 import sys
 
-from . import connections, control, preloading, probe
+from . import connections, control, memory, preloading, probe
 
 
 def install(module):
@@ -144,6 +144,7 @@ class Wire:
             preloading.preload(request.get("preload", ()))
             self._touched = True
             gc.collect()
+            memory.consolidate()
             refusal = self._refusal()
             await self._send(control.encode({"refused": refusal} if refusal else {"settled": True}))
         for fd in fds:
