@@ -7,6 +7,9 @@ AdamW; that their losses and gradient norms agree is checked. Each learner runs 
 for that, in a process of its own, which makes a few steps to compile and warm up and is then measured; rounds take
 turns, and medians are shown. Peak memory is the process's, imports and compilation included.
 
+``ours`` computes each layer again in the backward pass, as it does by default; ``kept`` keeps all of them
+(``learner.remat: none``).
+
 The peers live outside this project, each in an environment of its own:
 
     python3.11 -m venv TUNIX && TUNIX/bin/pip install google-tunix==0.1.7
@@ -38,14 +41,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8, help="measured steps of a round")
     arguments = parser.parse_args()
-    learners = {"ours": sys.executable, "tunix": arguments.tunix, "trl": arguments.trl}
-    learners = {name: python for name, python in learners.items() if python}
+    learners = {
+        "ours": (sys.executable, "with_ours.py", "layer"),
+        "kept": (sys.executable, "with_ours.py", "none"),
+        "tunix": (arguments.tunix, "with_tunix.py"),
+        "trl": (arguments.trl, "with_trl.py"),
+    }
+    learners = {name: command for name, command in learners.items() if command[0]}
     found: dict[str, list[dict]] = {name: [] for name in learners}
     with tempfile.TemporaryDirectory(prefix="grpo-step-") as folder:
         _run(sys.executable, "work.py", folder)
         for turn in range(arguments.rounds):
-            for name, python in learners.items():
-                line = _run(python, f"with_{name}.py", folder, str(arguments.steps))
+            for name, (python, script, *how) in learners.items():
+                line = _run(python, script, folder, str(arguments.steps), *how)
                 found[name].append(json.loads(line))
                 print(f"round {turn + 1}  {name:6}  {line}", flush=True)
     _check(found)
@@ -82,7 +90,7 @@ def _table(found: dict[str, list[dict]]) -> None:
             f"{rounds[0]['loss']:12.6f}{rounds[0]['grad_norm']:12.6f}"
         )
     for name in found:
-        if name != "ours":
+        if name not in ("ours", "kept"):
             cpu, peak = (middle("ours", fact) / middle(name, fact) for fact in ("cpu", "peak"))
             print(f"ours is {cpu:.2f} times {name}'s CPU and {peak:.2f} times its peak memory")
 

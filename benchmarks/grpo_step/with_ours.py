@@ -1,4 +1,4 @@
-"""The step of this project: packed rows, the layers computed again in the backward pass, the head in chunks."""
+"""The step of this project: packed rows, the head in chunks, and layers computed again as ``learner.remat`` says."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from protocol.config import Learner
 IMPORTED = resident()
 
 
-def main(folder: Path, steps: int) -> None:
-    model = read_config(folder / "model")
+def main(folder: Path, steps: int, remat: str) -> None:
+    model = read_config(folder / "model", remat=remat)
     work = np.load(folder / "work.npz")
     rows, length = work["ids"].shape
     sampled = np.arange(length - work["behaviour"].shape[1], length)
@@ -26,7 +26,7 @@ def main(folder: Path, steps: int) -> None:
         Stream(ids, sampled, np.full(len(sampled), advantage, np.float32), behaviour)
         for ids, advantage, behaviour in zip(work["ids"], work["advantages"], work["behaviour"], strict=True)
     ]
-    learner = Learner(steps=1000, row_tokens=length, rows_per_microbatch=rows)
+    learner = Learner(steps=1000, row_tokens=length, rows_per_microbatch=rows, remat=remat)
     step = Step(model, learner, make_mesh("1x1"), param_shapes(model))
     state = step.init(load_params(model, folder / "model", step.params))
     batches = pack(streams, learner.row_tokens, learner.rows_per_microbatch)
@@ -44,4 +44,4 @@ def main(folder: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
