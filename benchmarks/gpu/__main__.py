@@ -70,6 +70,7 @@ def main() -> None:
 def run(path: Path, todo: list[Part], budget: float) -> dict[str, dict]:
     """{part: its figures, or {"error": what ended it}}, also written to ``path`` as they come."""
     deadline, results = time.monotonic() + budget, {}
+    path.parent.mkdir(parents=True, exist_ok=True)  # at once, not when the first part has spent its minutes
     with tempfile.TemporaryDirectory(prefix="endstate-gpu-") as cache:
         settings = {
             "JAX_COMPILATION_CACHE_DIR": cache,

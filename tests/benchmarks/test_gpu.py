@@ -13,7 +13,7 @@ from benchmarks.gpu.ladder import LADDERS
 def test_a_part_that_fails_or_takes_too_long_ends_no_other(tmp_path):
     (update,) = [part for part in parts("tiny") if part.name == "dense 256 pinned_host"]
     missing = Part("missing", "benchmarks.gpu.missing", ())
-    results = run(tmp_path / "gpu.json", [missing, update], budget=200.0)
+    results = run(tmp_path / "made/gpu.json", [missing, update], budget=200.0)
     assert "No module named" in results["missing"]["error"]
     found = results[update.name]
     assert "error" not in found, found
@@ -22,7 +22,7 @@ def test_a_part_that_fails_or_takes_too_long_ends_no_other(tmp_path):
     assert found["parameters"] == 256 * 32 + 2 * (32 * (2 + 2 + 2) * 16 + 3 * 32 * 64 + 2 * 32 + 2 * 16) + 32
     assert found["microbatches"] == 2 and found["utilisation"] is None
     assert found["tokens_a_second"] == pytest.approx(512 / found["update_seconds"])
-    assert json.loads((tmp_path / "gpu.json").read_text()) == results
+    assert json.loads((tmp_path / "made/gpu.json").read_text()) == results
 
     late = run(tmp_path / "late.json", [update], budget=0.5)
     assert late[update.name]["error"] == "not done after 0 s"

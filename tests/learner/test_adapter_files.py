@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny import write_config
+from tiny import HYBRID, write_config
 
 from learner import mesh as meshes
 from learner.adapter_files import write_adapter
@@ -20,16 +20,6 @@ from protocol import adapter
 from protocol.config import LoRA
 from rollout_engine.actors.adapter import merge_files
 
-HYBRID = {
-    "model_type": "qwen3_5_text",
-    "num_hidden_layers": 4,
-    "full_attention_interval": 2,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
 LORA = LoRA(rank=6, alpha=10.0, targets="gdn_hybrid")
 
 
@@ -37,7 +27,7 @@ LORA = LoRA(rank=6, alpha=10.0, targets="gdn_hybrid")
 def run(tmp_path_factory):
     """(folder, model, declarations, the base as it is pushed, adapters that have learnt something), on four devices."""
     folder = tmp_path_factory.mktemp("run")
-    config = write_config(folder / "base", **HYBRID)
+    config = write_config(folder / "base", **HYBRID, num_hidden_layers=4)
     frozen = dataclasses.replace(config, param_dtype="bfloat16")
     mesh = meshes.make_mesh("2x2")
     declared = adapter_parameters(config, LORA)

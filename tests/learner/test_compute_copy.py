@@ -9,28 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import make_config, write_config
+from tiny import HYBRID, make_config, write_config
 
 from learner.compute_copy import ComputeCopy
 from learner.mesh import make_mesh
 from learner.models.huggingface import param_shapes
 from learner.step import Step
 
-HYBRID = {
-    "model_type": "qwen3_5_text",
-    "num_hidden_layers": 6,
-    "full_attention_interval": 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-}
-
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory):
-    return write_config(tmp_path_factory.mktemp("hybrid"), **HYBRID)
+    return write_config(tmp_path_factory.mktemp("hybrid"), **HYBRID, num_hidden_layers=6)
 
 
 def random_params(model):

@@ -102,4 +102,3 @@ def test_offloading_takes_the_state_off_the_device(need, tmp_path):
     assert resident.peak - offloaded.peak == state - offloaded.moved
     # All of it is copied when it is saved, with the counts of Adam and of the schedule.
     assert there.host == {**dict.fromkeys(need.host, 0), "a checkpoint on its way": state + offloaded.optimizer}
-

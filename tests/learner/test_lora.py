@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import init, make_config, make_streams, write_config
+from tiny import HYBRID, init, make_config, make_streams, write_config
 
 from learner import mesh as meshes
 from learner.lora import adapter_parameters, init_adapters, scaled
@@ -20,16 +20,6 @@ from protocol.config import ConfigError, LoRA
 
 DENSE = {"hidden_size": 40, "intermediate_size": 48, "vocab_size": 80}
 """No two dimensions are alike, so that a product's shape tells what it is of."""
-HYBRID = {
-    "model_type": "qwen3_5_text",
-    "num_hidden_layers": 2,
-    "full_attention_interval": 2,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
 LORA = LoRA(rank=4, alpha=6.0, targets=("q_proj", "down_proj"))
 
 

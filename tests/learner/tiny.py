@@ -31,6 +31,16 @@ SIZES = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 512,
 }
+HYBRID = {
+    "model_type": "qwen3_5_text",
+    "full_attention_interval": 2,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+"""What makes a gated-delta hybrid of them: every second layer is one of attention."""
 
 
 def init(config: ModelConfig, seed: int = 0):
